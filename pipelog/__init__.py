@@ -1,0 +1,1 @@
+"""pipelog: a post-mortem and efficiency analyzer for DeepSpeed pipeline-parallel training."""

@@ -1,0 +1,110 @@
+"""Which files there are: a folder at any depth, single files, several paths. Each file once, links followed, no loop."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pipelog.errors import NoInput
+from pipelog.events import Input, Skipped
+
+_RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[-_\[ ]*(\d+)(?!\d)")
+_TORCHRUN = re.compile(r"(?:^|/)attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file to read: where it is, how the report calls it, its size."""
+
+    path: Path
+    shown: str
+    bytes: int
+    modified_ns: int
+
+
+def sources(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list[Input]]:
+    """Every regular file at or below *paths*, in order of name, and those that could not be looked at, with the reason.
+
+    Raises NoInput where a path does not exist. A file reached twice (links, overlapping paths) is read once.
+    """
+    roots = [Path(p) for p in paths]
+    missing = [str(r) for r in roots if not os.path.lexists(r)]
+    if missing:
+        raise NoInput(f"no such file or folder: {', '.join(missing)}")
+    several = len(roots) > 1
+    seen: set[tuple[int, int]] = set()
+    found: list[Source] = []
+    refused: list[Input] = []
+    for root in roots:
+        base = root.parent if several or not root.is_dir() else root
+        for path, trouble in _walk(root, seen):
+            shown = _shown(path, base)
+            if trouble:
+                refused.append(Input(shown, "ignored", 0, skipped=[Skipped(None, trouble)]))
+                continue
+            try:
+                info = path.stat()
+            except OSError as error:
+                refused.append(Input(shown, "ignored", 0, skipped=[Skipped(None, _reason(error))]))
+                continue
+            if not stat.S_ISREG(info.st_mode):
+                refused.append(Input(shown, "ignored", 0, skipped=[Skipped(None, "ignored, because it is no regular file")]))
+            elif (info.st_dev, info.st_ino) not in seen:
+                seen.add((info.st_dev, info.st_ino))
+                found.append(Source(path, shown, info.st_size, info.st_mtime_ns))
+    return found, refused
+
+
+def _walk(path: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
+    """(file, "") for each file below *path*, (place, reason) for what could not be entered."""
+    try:
+        info = path.stat()
+    except OSError as error:
+        yield path, _reason(error)
+        return
+    if not stat.S_ISDIR(info.st_mode):
+        yield path, ""
+        return
+    if (info.st_dev, info.st_ino) in seen:
+        return
+    seen.add((info.st_dev, info.st_ino))
+    try:
+        entries = sorted(os.listdir(path), key=_natural)
+    except OSError as error:
+        yield path, _reason(error)
+        return
+    for name in entries:
+        yield from _walk(path / name, seen)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """rank2 before rank10."""
+    return [(0, int(part), "") if part.isdigit() and len(part) < 19 else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _shown(path: Path, base: Path) -> str:
+    try:
+        shown = path.relative_to(base)
+    except ValueError:
+        shown = path
+    return PurePosixPath(shown).as_posix().encode("utf-8", "replace").decode()
+
+
+def _reason(error: OSError) -> str:
+    return f"ignored, because it could not be opened: {error.strerror or error}"
+
+
+def rank_of_name(shown: str) -> int | None:
+    """The global rank that the name of a file states (`20240305_rank3.log`, `rank-12.json.gz`), null where it states none."""
+    found = _RANK_IN_NAME.findall(PurePosixPath(shown).name)
+    return int(found[-1]) if found and int(found[-1]) < 10**7 else None
+
+
+def local_rank_of_name(shown: str) -> int | None:
+    """The local rank in torchrun's own folders: `attempt_0/3/stdout.log`."""
+    found = _TORCHRUN.search(shown)
+    return int(found.group(1)) if found else None

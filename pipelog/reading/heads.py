@@ -1,0 +1,206 @@
+"""What stands before a record: launcher prefixes, logger stamps, `[Rank N]`. Parsed here and nowhere else.
+
+Launchers put prefixes in front of every line, several on top of one another (`worker-3: [default5]:[rank21]: Traceback`). Those
+that cannot be mistaken are always looked for; `host: `, `5: `, `[5] `, `> ` and the like mean a prefix only where most lines of
+the file have one, so they are told from a sample of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ANSI = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)"
+"""Colours, cursor moves and window titles."""
+
+_ANSI_RE = re.compile(ANSI)
+
+_UTC = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|\+00:00) (?:std(?:out|err) [FP] )?"
+_CERTAIN = (  # (name, expression, share of lines from which on it belongs to the file)
+    ("utc", _UTC, 0.2),  # kubectl logs --timestamps, containerd's own files
+    ("pod", r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\] ", 0.2),  # kubectl logs --prefix
+    ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
+)
+_ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)\d+\]:")  # torchrun --tee: [default3]:, whose word is the role's name
+_BY_COUNT = (
+    ("quote", r"(?:> ?)+", 0.9),  # quoted in a ticket or a mail
+    ("label", r" *(?P<task>\d+):(?: |$)", 0.6),  # srun --label
+    ("rank0", r"\[(?P<task>\d+)\] ", 0.9),  # mpiexec -prepend-rank
+    ("host", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*):(?: |$)", 0.6),  # pdsh
+    ("compose", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) +\| ", 0.9),  # docker compose
+)
+_NOT_HOSTS = re.compile(r"(?i)^(warning|info|error|debug|traceback|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank)$")
+_RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
+_COLOURS = rf"(?:{ANSI})*"
+
+_LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \[[^\]]*\] (?:\[Rank (?P<rank>-?\d+)\] )?"
+_ANY_STAMP = r"^.*\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\]"
+_ANY_RANK = r"^.*(?:\[[Rr]ank (?P<rank>\d+)\]|\brank=(?P<old>\d+) $)"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The prefixes of one file: an expression for the start of its lines; the names of those found; for block parsers."""
+
+    expression: str
+    found: tuple[str, ...]
+
+    @property
+    def compiled(self) -> re.Pattern[str]:
+        """For Python's re, to strip single lines."""
+        return re.compile(self.expression)
+
+
+def prefix(sample: bytes) -> Prefix:
+    """Tell from the first lines of a file which prefixes its lines carry, outermost first."""
+    text = re.sub(ANSI, "", sample.decode("utf-8", "replace"))
+    lines = [line for line in re.split(r"\r?\n|\r", text) if line.strip()][:2000]
+    parts: list[str] = []
+    found: list[str] = []
+    while lines and len(found) < 6:
+        for name, pattern, share in (*_CERTAIN, *_role(lines), *_BY_COUNT):
+            if name not in found and _belongs(name, pattern, share, lines):
+                break
+        else:
+            break
+        found.append(name)
+        parts.append(f"(?:{pattern})?")
+        lines = [re.sub(f"^{pattern}", "", line, count=1) for line in lines]
+    expression = "^" + _COLOURS + _unique("".join(parts)) + f"(?:{_RANK})?"
+    return Prefix(expression, tuple(found))
+
+
+def _role(lines: list[str]) -> list[tuple[str, str, float]]:
+    """torchrun's prefix with the role names of this file; `[rank3]:` is torch's own and names the global rank."""
+    names = Counter(m.group(1) for m in map(_ROLE.match, lines) if m)
+    roles = [re.escape(name) for name, count in names.items() if name.lower() != "rank" and count >= max(2, 0.02 * len(lines))]
+    return [("role", rf"\[(?:{'|'.join(roles)})(?P<local>\d+)\]: ?", 0.05)] if roles else []
+
+
+def _unique(expression: str) -> str:
+    """A group name may be used once: later ones of the same name become plain groups."""
+    seen: set[str] = set()
+
+    def keep(match: re.Match[str]) -> str:
+        name = match.group(1)
+        first = name not in seen
+        seen.add(name)
+        return match.group(0) if first else "(?:"
+
+    return re.sub(r"\(\?P<(\w+)>", keep, expression)
+
+
+def _belongs(name: str, pattern: str, share: float, lines: list[str]) -> bool:
+    matches = [m for m in (re.match(pattern, line) for line in lines) if m]
+    if len(matches) < max(2, share * len(lines)):
+        return False
+    if name == "host":
+        hosts = Counter(m["host"] for m in matches)
+        real = {h for h in hosts if not _NOT_HOSTS.match(h)}
+        often = sum(hosts[h] for h in real if hosts[h] >= 3)
+        return len(real) <= max(4, len(lines) // 8) and often >= share * len(lines)
+    if name in ("label", "rank0"):  # "12: EmbeddingPipe" lists and numbered output are no labels
+        return len({m["task"] for m in matches}) <= max(2, len(matches) // 2)
+    return True
+
+
+def clean(texts: pa.Array) -> pa.Array:
+    """Valid UTF-8 strings without colours and NUL of an array of bytes."""
+    try:
+        out = texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        out = pa.array([t.decode("utf-8", "replace") for t in texts.to_pylist()], pa.string())
+    if not len(out):
+        return out
+    if pc.any(pc.match_substring(out, "\x1b")).as_py():
+        out = pc.replace_substring_regex(out, ANSI, "")
+    if pc.any(pc.match_substring(out, "\0")).as_py():
+        out = pc.replace_substring(out, "\0", "")
+    return out
+
+
+def clean_line(raw: bytes) -> str:
+    """One line as `clean` would give it; what a progress bar wrote over is left out."""
+    raw = raw.rstrip(b"\r")
+    text = raw[raw.rfind(b"\r") + 1 :].decode("utf-8", "replace")
+    if "\x1b" in text:
+        text = _ANSI_RE.sub("", text)
+    return text.replace("\0", "")
+
+
+def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bool) -> dict[str, pa.Array]:
+    """rank, host, label, clock and start_ns of each record, from its head.
+
+    heads: clean text before each record, back to the start of its line or to the mark before it. first: for each record the
+    index of the first one on its line, whose head holds the launcher's prefix.
+    """
+    n = len(heads)
+    logger = pc.extract_regex(heads, _LOGGER)
+    stamp, rank = logger.field("stamp"), _number(logger.field("rank"), pa.int32())
+    stamp = pc.if_else(pc.is_valid(logger), stamp, None)
+    left = pc.and_(pc.is_null(logger), pc.match_substring(heads, "["))
+    if pc.any(left).as_py():
+        rest = pc.if_else(left, heads, None)
+        stamp = pc.coalesce(stamp, pc.extract_regex(rest, _ANY_STAMP).field("stamp"))
+        ranks = pc.extract_regex(rest, _ANY_RANK)
+        rank = pc.coalesce(rank, _number(ranks.field("rank"), pa.int32()), _number(ranks.field("old"), pa.int32()))
+    rank = pc.if_else(pc.less(rank, 0), None, rank)
+    columns = {"rank": rank, "start_ns": _stamp_ns(stamp), "host": pa.nulls(n, pa.string()), "label": pa.nulls(n, pa.string())}
+    columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
+    if has_prefix:
+        _launcher(columns, heads.take(pa.array(first)), of_line)
+    return columns
+
+
+def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) -> None:
+    """Fill in what the launcher's prefix says. Its times are in UTC and on every line, so they take precedence."""
+    found = pc.extract_regex(heads, of_line.expression)
+    has = {found.type.field(i).name for i in range(found.type.num_fields)}
+
+    def group(name: str) -> pa.Array:
+        column = found.field(name)
+        return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+    columns["rank"] = pc.coalesce(_number(group("rank"), pa.int32()), columns["rank"]) if "rank" in has else columns["rank"]
+    for name in ("host", "pod"):
+        if name in has:
+            columns["host"] = pc.coalesce(columns["host"], group(name))
+    for name, word in (("local", "local "), ("task", "task ")):
+        if name in has:
+            label = pc.binary_join_element_wise(pa.scalar(word), group(name), "")
+            columns["label"] = pc.coalesce(columns["label"], label)
+    if "utc" in has:
+        utc = _stamp_ns(pc.replace_substring(group("utc"), "T", " "))
+        columns["start_ns"] = pc.coalesce(utc, columns["start_ns"])
+        columns["clock"] = pc.if_else(pc.is_valid(utc), "utc", columns["clock"])
+
+
+def _number(column: pa.Array, dtype: pa.DataType) -> pa.Array:
+    text = pc.if_else(pc.match_substring_regex(column, r"^-?\d{1,9}$"), column, pa.scalar(None, pa.string()))
+    return pc.cast(text, dtype)
+
+
+def _stamp_ns(stamps: pa.Array) -> pa.Array:
+    """Nanoseconds since the epoch of 'YYYY-mm-dd HH:MM:SS,mmm', taken as UTC; null where it is no date."""
+    text = pc.replace_substring(stamps, ",", ".")
+    text = pc.replace_substring_regex(text, r"(\.\d{9})\d+$", r"\1")
+    try:
+        return pc.cast(pc.cast(text, pa.timestamp("ns")), pa.int64())
+    except pa.ArrowInvalid:  # 2024-13-45: rare, so one by one
+        values = [_one_stamp(t) for t in text.to_pylist()]
+        return pa.array(values, pa.int64())
+
+
+def _one_stamp(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        value = pc.cast(pc.cast(pa.scalar(text), pa.timestamp("ns")), pa.int64()).as_py()
+    except pa.ArrowInvalid:
+        return None
+    return int(value)

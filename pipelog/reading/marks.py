@@ -1,0 +1,105 @@
+"""The scan: where, in a block of text, which parser's record begins and ends.
+
+All marks of all parsers go into one Aho-Corasick automaton; everything after it is NumPy on positions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
+
+from pipelog.parsing import BLOCKS, RECORDS, BlockParser, RecordParser
+
+Parser = RecordParser | BlockParser
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The automaton, and for each of its literals the index of the parser it opens a record for, -1 for a shadow."""
+
+    automaton: BytesAhoCorasick
+    parsers: tuple[Parser, ...]
+    owner: np.ndarray
+    wordy: np.ndarray
+
+
+@functools.cache
+def marks() -> Marks:
+    """The marks of all registered parsers. A literal belongs to one parser; raises ValueError where two claim it."""
+    parsers: tuple[Parser, ...] = (*RECORDS.values(), *BLOCKS.values())
+    owner: dict[bytes, int] = {}
+    for index, parser in enumerate(parsers):
+        for mark in parser.marks:
+            if owner.setdefault(mark.encode(), index) != index:
+                raise ValueError(f"the mark {mark!r} belongs to {parsers[owner[mark.encode()]].key} and to {parser.key}")
+    for parser in parsers:
+        for shadow in getattr(parser, "shadows", ()):
+            owner.setdefault(shadow.encode(), -1)
+    literals = list(owner)
+    automaton = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA)
+    wordy = np.array([literal[:1].isalpha() for literal in literals], bool)
+    return Marks(automaton, parsers, np.array(list(owner.values()), np.int32), wordy)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Records of one block of text, in order. All positions are byte offsets into the block.
+
+    parser: index into `Marks.parsers`. head..start: what stands before; start..end: the record. line: 0 first.
+    opener: index of the first record on the same line.
+    """
+
+    parser: np.ndarray
+    head: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    line: np.ndarray
+    line_start: np.ndarray
+    opener: np.ndarray
+
+
+def find(data: bytes) -> Found | None:
+    """All records of *data*, which must be whole lines; None where there is none."""
+    table = marks()
+    hits = table.automaton.find_matches_as_indexes(data)
+    if not hits:
+        return None
+    flat = np.fromiter(itertools.chain.from_iterable(hits), np.int64, 3 * len(hits)).reshape(-1, 3)
+    parser, start = table.owner[flat[:, 0]], flat[:, 1]
+    buffer = np.frombuffer(data, np.uint8)
+    # `global_step=7` and `total_steps: 9` hold marks that begin no record: a mark that is a word must begin one
+    before = np.where(start > 0, buffer[np.maximum(start - 1, 0)], 32)
+    inside = table.wordy[flat[:, 0]] & (((before | 32) - 97 < 26) | (before == 95))
+    keep = (parser >= 0) & ~inside
+    if not keep.any():
+        return None
+    parser, start = parser[keep], start[keep]
+    newlines = np.flatnonzero(buffer == 10)
+    line = np.searchsorted(newlines, start)
+    ends = np.append(newlines, len(data))
+    line_start = np.concatenate(([0], newlines + 1))[line]
+    end, head = ends[line].copy(), line_start.copy()
+    opener = np.maximum.accumulate(np.where(np.concatenate(([True], line[1:] != line[:-1])), np.arange(len(line)), 0))
+    if b"\r" in data:  # a progress bar writes over its line: what follows \r begins anew
+        returns = np.append(np.flatnonzero(buffer == 13), len(data))
+        after = np.searchsorted(returns, start)
+        end = np.minimum(end, returns[after])
+        head = np.where(after > 0, np.maximum(head, returns[np.maximum(after - 1, 0)] + 1), head)
+    end[:-1] = np.minimum(end[:-1], start[1:])
+    head[1:] = np.maximum(head[1:], start[:-1])
+    return Found(parser, head, start, end, line, line_start, opener)
+
+
+def cut(data: bytes, begin: np.ndarray, end: np.ndarray) -> pa.Array:
+    """The pieces begin..end of *data*, which follow one another and do not overlap, as an array of bytes, without a copy.
+
+    The array holds the pieces at its even places and what lies between them at the odd ones.
+    """
+    offsets = np.empty(2 * len(begin) + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2], offsets[-1] = begin, end, end[-1]
+    return pa.Array.from_buffers(pa.binary(), 2 * len(begin), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

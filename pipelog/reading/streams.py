@@ -1,0 +1,122 @@
+"""Bytes of a file, decompressed, whatever happened to its end.
+
+A truncated gzip keeps everything up to its last complete byte: a `decompressobj` loop loses nothing, where a file object would
+lose its last read, and it reads concatenated members too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from isal import isal_zlib
+
+from pipelog.events import Skipped
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_READ = 1 << 20
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+@dataclass(slots=True)
+class Stream:
+    """Decompressed bytes of one file, piece by piece. After the last piece, `trouble` says what was lost at the end."""
+
+    path: Path
+    trouble: list[Skipped] = field(default_factory=list)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The content as it stands in the file, decompressed."""
+        with self.path.open("rb") as file:
+            magic = file.read(4)
+            file.seek(0)
+            if magic.startswith(GZIP):
+                yield from self._gunzip(file.read)
+            elif magic == ZSTD:
+                yield from self._unzstd()
+            else:
+                while piece := file.read(_READ):
+                    yield piece
+
+    def text(self) -> Iterator[bytes]:
+        """The content as UTF-8 where it begins with the mark of UTF-16 (a log redirected in PowerShell), else unchanged."""
+        pieces = self.pieces()
+        first = next(pieces, b"")
+        coding = _UTF16.get(first[:2])
+        if coding is None:
+            yield first.removeprefix(codecs.BOM_UTF8)
+            yield from pieces
+            return
+        decoder = codecs.getincrementaldecoder(coding)("replace")
+        yield decoder.decode(first[2:]).encode()
+        for piece in pieces:
+            yield decoder.decode(piece).encode()
+
+    def _gunzip(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        inflate, data = isal_zlib.decompressobj(zlib.MAX_WBITS | 16), read(_READ)
+        try:
+            while data:
+                if out := inflate.decompress(data):
+                    yield out
+                if not inflate.eof:
+                    data = read(_READ)
+                    continue
+                data = (inflate.unused_data or read(_READ)).lstrip(b"\0")  # members may follow one another, padded with zeros
+                if data[:2] not in (GZIP, GZIP[:1], b""):
+                    self.trouble.append(Skipped(None, "bytes after the end of the gzip data"))
+                    return
+                if data:
+                    inflate = isal_zlib.decompressobj(zlib.MAX_WBITS | 16)
+            if not inflate.eof:
+                self.trouble.append(Skipped(None, "the gzip data end in the middle: everything before was read"))
+        except (isal_zlib.error, zlib.error) as error:
+            self.trouble.append(Skipped(None, f"the gzip data are damaged ({error}): everything before was read"))
+
+    def _unzstd(self) -> Iterator[bytes]:
+        with pa.CompressedInputStream(pa.OSFile(str(self.path)), "zstd") as stream:
+            while True:
+                try:
+                    piece = stream.read(1 << 16)  # small reads: the last one is lost where the file is cut
+                except OSError as error:
+                    self.trouble.append(Skipped(None, f"the zstd data end in the middle or are damaged ({error})"))
+                    return
+                if not piece:
+                    return
+                yield piece
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole lines of a log. first: number of its first line. last: nothing comes after it.
+
+    Only a line longer than the limit is cut; its pieces are chunks with the same `first`.
+    """
+
+    data: bytes
+    first: int
+    last: bool
+
+
+def chunks(pieces: Iterator[bytes], size: int = 8 << 20, limit: int = 64 << 20) -> Iterator[Chunk]:
+    """Cut *pieces* into chunks of whole lines of about *size* bytes; a line above *limit* bytes is cut."""
+    held: list[bytes] = []
+    have, number = 0, 1
+    for piece in pieces:
+        held.append(piece)
+        have += len(piece)
+        if have < size:
+            continue
+        data = b"".join(held)
+        end = data.rfind(b"\n") + 1
+        if not end and have < limit:
+            held, size = [data], min(limit, size * 2)  # a line of many MB: wait for its end
+            continue
+        end = end or have
+        yield Chunk(data[:end], number, last=False)
+        number += data.count(b"\n", 0, end)
+        held, have = [data[end:]], have - end
+    yield Chunk(b"".join(held), number, last=True)

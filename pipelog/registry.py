@@ -1,0 +1,33 @@
+"""One registry for parsers, tables, detectors and reporters, filled by decorators.
+
+Modules are found by walking their package, so adding one edits no list. Other distributions offer theirs through
+an entry point of the package's name (`pipelog.detectors`, …), which names a module to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T], Generic[T]):
+    """Things of one kind by key; a key is taken once."""
+
+    def add(self, key: str, item: T) -> None:
+        """Register *item*; raises ValueError where *key* is taken."""
+        if key in self:
+            raise ValueError(f"{key!r} is registered twice")
+        self[key] = item
+
+
+def load(package: ModuleType) -> None:
+    """Import every module of *package*, then what other distributions offer for it."""
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    for plugin in entry_points(group=package.__name__):
+        plugin.load()

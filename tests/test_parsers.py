@@ -1,0 +1,32 @@
+"""Every log under fixtures/logs gives exactly its golden rows; no text at all makes a parser raise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelog.reading.files import Source
+from pipelog.reading.logs import read_log
+from tests.conftest import FIXTURES
+
+LOGS = sorted((FIXTURES / "logs").glob("*/*.log"))
+
+
+def golden_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log, without nulls and the file name, in order of line, kind and name."""
+    table, given = read_log(Source(path, path.name, path.stat().st_size, 0))
+    rows = [{k: v for k, v in row.items() if v is not None and k != "file"} for row in table.to_pylist()]
+    rows.sort(key=lambda r: (r["line"], r["kind"], r["name"], r.get("rank", -1), str(r)))
+    return rows + [{"skipped": s.line, "why": s.why} for s in given.skipped]
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_log_gives_its_golden_rows(log: Path, *, update: bool) -> None:
+    golden = log.with_suffix(".events.jsonl")
+    rows = golden_rows(log)
+    if update:
+        golden.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert rows == [json.loads(line) for line in golden.read_text().splitlines()]
