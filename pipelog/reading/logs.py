@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import Input, Skipped, conform, constant
+from pipelog.events import EVENTS, Input, Skipped, conform, constant
 from pipelog.parsing import Block, BlockParser, RecordParser, Records, Row
 from pipelog.reading import heads
 from pipelog.reading.files import Source, rank_of_name
@@ -174,7 +174,24 @@ class _Reader:
         if not rows:
             return []
         names = list(dict.fromkeys(key for row in rows for key in row))
-        return [self._finish(pa.table({name: pa.array([row.get(name) for row in rows]) for name in names}))]
+        return [self._finish(pa.table({name: self._column(name, rows) for name in names}))]
+
+    def _column(self, name: str, rows: list[Row]) -> pa.Array:
+        """One column of a block's rows; what its type cannot hold becomes null and is listed as skipped."""
+        dtype = EVENTS.field(name).type
+        dtype = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+        values = [row.get(name) for row in rows]
+        try:
+            return pa.array(values, dtype)
+        except (pa.ArrowInvalid, OverflowError):
+            return pa.array([self._held(name, row, dtype) for row in rows], dtype)
+
+    def _held(self, name: str, row: Row, dtype: pa.DataType) -> Any:
+        try:
+            return pa.scalar(row.get(name), dtype).as_py()
+        except (pa.ArrowInvalid, OverflowError):
+            self._skip(Skipped(row["line"], f"{name}: {str(row[name])[:40]} is out of range"))
+            return None
 
     def _block(self, parser: BlockParser, chunk: Chunk, found: Found, i: int, head: str, ahead: _Ahead) -> Block:
         start = int(found.start[i])
@@ -190,7 +207,22 @@ class _Reader:
         own = ((n, text[m.end() :]) for n, text, m in ((n, t, strip.match(t)) for n, t in rest) if m and _key(m) == writer)
         return Block(first, head, number, own)
 
+    def _fitting(self, rows: pa.Table) -> pa.Table:
+        """*rows*; integers that their column of the event table cannot hold become null and are listed as skipped."""
+        for index, given in enumerate(rows.schema):
+            want = EVENTS.field(given.name).type if given.name in EVENTS.names else given.type
+            if not (pa.types.is_integer(want) and pa.types.is_integer(given.type) and want.bit_width < given.type.bit_width):
+                continue
+            column, limit = rows.column(index), 1 << (want.bit_width - 1)
+            bad = pc.fill_null(pc.or_(pc.less(column, -limit), pc.greater_equal(column, limit)), False)
+            if pc.any(bad).as_py():
+                for line, value in zip(rows["line"].filter(bad).to_pylist(), column.filter(bad).to_pylist(), strict=True):
+                    self._skip(Skipped(line, f"{given.name}: {value} is out of range"))
+                rows = rows.set_column(index, given, pc.if_else(bad, pa.scalar(None, given.type), column))
+        return rows
+
     def _finish(self, rows: pa.Table) -> pa.Table:
+        rows = self._fitting(rows)
         rows = rows.append_column("file", constant(self.source.shown, pa.dictionary(pa.int32(), pa.string()), rows.num_rows))
         return conform(rows)
 

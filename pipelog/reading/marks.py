@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
+from pipelog import parsers as package
 from pipelog.parsing import BLOCKS, RECORDS, BlockParser, RecordParser
+from pipelog.registry import load
 
 Parser = RecordParser | BlockParser
 
@@ -30,7 +32,8 @@ class Marks:
 
 @functools.cache
 def marks() -> Marks:
-    """The marks of all registered parsers. A literal belongs to one parser; raises ValueError where two claim it."""
+    """The marks of all parsers there are. A literal belongs to one parser; raises ValueError where two claim it."""
+    load(package)
     parsers: tuple[Parser, ...] = (*RECORDS.values(), *BLOCKS.values())
     owner: dict[bytes, int] = {}
     for index, parser in enumerate(parsers):
