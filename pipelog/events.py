@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from pipelog.errors import BadReport
 
-_WORD = pa.dictionary(pa.int32(), pa.string())
+WORD = pa.dictionary(pa.int32(), pa.string())
+"""Type of the columns that hold few different words."""
 
 
 def _column(name: str, dtype: pa.DataType, meaning: str) -> pa.Field:
@@ -26,29 +27,29 @@ def _column(name: str, dtype: pa.DataType, meaning: str) -> pa.Field:
 
 EVENTS = pa.schema(
     [
-        _column("kind", _WORD, "what the row is: step, timer, memory, scalar, fact, message, kernel, send, …; an open list"),
-        _column("name", _WORD, "which one: the timer, kernel, collective, scalar or fact"),
+        _column("kind", WORD, "what the row is: step, timer, memory, scalar, fact, message, kernel, send, …; an open list"),
+        _column("name", WORD, "which one: the timer, kernel, collective, scalar or fact"),
         _column("attempt", pa.int16(), "start of the job this belongs to, 0 first"),
         _column("rank", pa.int32(), "global rank"),
         _column("stage", pa.int16(), "pipeline stage of the rank"),
         _column("replica", pa.int32(), "data-parallel index of the rank"),
         _column("tensor", pa.int16(), "tensor-parallel index of the rank"),
-        _column("host", _WORD, "machine that wrote it"),
-        _column("label", _WORD, "what a launcher's prefix calls the writer: 'local 3', 'task 3'; the rank is derived from it"),
+        _column("host", WORD, "machine that wrote it"),
+        _column("label", WORD, "what a launcher's prefix calls the writer: 'local 3', 'task 3'; the rank is derived from it"),
         _column("step", pa.int32(), "optimizer step as DeepSpeed counts, 1 first; the last one of an interval"),
         _column("steps", pa.int32(), "how many steps, ending at `step`, the row speaks of"),
         _column("micro_batch", pa.int32(), "micro-batch of the step, 0 first"),
-        _column("clock", _WORD, "whose clock start_ns is on: 'log' (local time of the writer), 'utc', 'host:<name>', 'trace:<file>'"),
+        _column("clock", WORD, "whose clock start_ns is on: 'log' (local time of the writer), 'utc', 'host:<name>', 'trace:<file>'"),
         _column("start_ns", pa.int64(), "when it began, or when the line was written, ns since the epoch of its clock"),
         _column("dur_ns", pa.int64(), "how long it took, ns; for a timer the printed figure, for a step the mean over `steps`"),
         _column("value", pa.float64(), "a scalar in the unit of its name"),
         _column("bytes", pa.int64(), "memory or message size, bytes"),
         _column("peer", pa.int32(), "global rank at the other end of a p2p message"),
-        _column("group", _WORD, "process group"),
-        _column("device", _WORD, "'gpu 0', … for device work; 'cpu' for what ran on the host in a trace; null in logs"),
-        _column("stream", _WORD, "device stream or host thread"),
+        _column("group", WORD, "process group"),
+        _column("device", WORD, "'gpu 0', … for device work; 'cpu' for what ran on the host in a trace; null in logs"),
+        _column("stream", WORD, "device stream or host thread"),
         _column("launch_ns", pa.int64(), "start of the host call that launched it, same clock"),
-        _column("file", _WORD, "where it stands: path as shown in the report"),
+        _column("file", WORD, "where it stands: path as shown in the report"),
         _column("line", pa.int64(), "line, 1 first; in a trace the index of the event in traceEvents, 0 first"),
         _column("text", pa.large_string(), "the words, for `fact`, `message` and other rare kinds only"),
     ]
