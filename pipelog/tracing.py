@@ -26,6 +26,7 @@ class TraceArgs(msgspec.Struct, gc=False):
     external: Any = msgspec.field(name="External id", default=None)
     external_old: Any = msgspec.field(name="external id", default=None)
     sequence: Any = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Any = msgspec.field(name="Fwd thread id", default=None)
     stream: Any = None
     device: Any = None
     bytes: Any = None

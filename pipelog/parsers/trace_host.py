@@ -18,6 +18,7 @@ from pipelog.tracing import Slice, TraceArgs, integers, message_bytes, trace_eve
 
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver")
 P2P_CALLS = {"c10d::send": "send", "c10d::recv_": "recv", "c10d::recv_any_source_": "recv"}
+BACKWARD = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 _FRAME = re.compile(r"(?:pipe/engine\.py\(\d+\): )(_exec_\w+|train_batch|eval_batch)$")
 _GLOO = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
@@ -48,6 +49,9 @@ def operators(found: Slice) -> pa.Table:
     starts, durations = found.ts_ns(), found.dur_ns()
     _, thread = np.unique(np.array([str(e.tid) for e in found.events]), return_inverse=True)
     keep = outermost(thread, starts, durations)
+    again = _recompute(found, thread, starts, durations, keep)
+    if again is not None:
+        tables.append(again)
     kept = found.where(keep.tolist())
     tables.append(
         pa.table(
@@ -108,6 +112,36 @@ def outermost(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np
     end += thread[order].astype(np.int64) * (int(end.max()) + 1)  # so that the running maximum begins anew at every thread
     before = np.concatenate(([-1], np.maximum.accumulate(end)[:-1]))
     return order[end > before]
+
+
+def _recompute(found: Slice, thread: np.ndarray, start: np.ndarray, duration: np.ndarray, outer: np.ndarray) -> pa.Table | None:
+    """Forward work inside a backward operator: activation checkpointing computes a segment again.
+
+    Operators below `autograd::engine::evaluate_function` run without gradients and carry no sequence number; those of a
+    recomputed forward do, and their forward thread is 0. One row per backward operator: from the first to the last of them.
+    """
+    args = found.args()
+    forward = np.fromiter((a.sequence is not None and a.forward_thread in (0, None) for a in args), bool, len(args))
+    forward[outer] = False
+    nested = np.flatnonzero(forward)
+    if not len(nested):
+        return None
+    # the outermost operators are in order of thread and start: the last one that begins before holds the nested one
+    key = thread[outer].astype(np.int64) * (int(start.max() - start.min()) + 2) + (start[outer] - start.min())
+    wanted = thread[nested].astype(np.int64) * (int(start.max() - start.min()) + 2) + (start[nested] - start.min())
+    parent = outer[np.searchsorted(key, wanted, side="right") - 1]
+    backward = np.fromiter((str(found.events[i].name).startswith(BACKWARD) for i in parent), bool, len(parent))
+    nested, parent = nested[backward], parent[backward]
+    if not len(nested):
+        return None
+    parents, group = np.unique(parent, return_inverse=True)
+    first, last = np.full(len(parents), np.iinfo(np.int64).max), np.zeros(len(parents), np.int64)
+    np.minimum.at(first, group, start[nested])
+    np.maximum.at(last, group, start[nested] + duration[nested])
+    rows = _host(found.where(parents.tolist()), ["recompute"] * len(parents), ["recompute"] * len(parents))
+    for name, values in (("start_ns", first), ("dur_ns", last - first)):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values))
+    return rows
 
 
 def _ranges(found: Slice, *, keep_others: bool = False) -> pa.Table | None:

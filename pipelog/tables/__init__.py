@@ -1,0 +1,139 @@
+"""Derived tables: events → numbers, one table a file, each computed once and shared.
+
+A table is a function of other tables, named once, with its formula in the docstring. `events` (the event table, an
+`pyarrow.Table`), `inputs` (what became of each file) and `wanted_attempt` (None: the last that trained) are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelog.events import Events
+from pipelog.registry import Registry
+
+
+class CannotTell(Exception):  # noqa: N818  (it is an answer, not an error)
+    """The data do not carry an answer; the text says which are missing and what would provide them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table: its name, what it is computed from, and how."""
+
+    name: str
+    needs: tuple[str, ...]
+    compute: Callable[..., Any]
+
+
+TABLES: Registry[TableSpec] = Registry()
+
+
+def table(name: str, *, needs: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the table *name*; its arguments are the tables it needs, in that order."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        TABLES.add(name, TableSpec(name, needs, function))
+        return function
+
+    return add
+
+
+class Tables:
+    """All tables of one set of events, computed when first asked for. A failure is kept too, and raised to all who ask."""
+
+    def __init__(self, events: Events, attempt: int | None = None) -> None:
+        self._known: dict[str, Any] = {"events": events.table, "inputs": events.inputs, "wanted_attempt": attempt}
+        self._failed: dict[str, Exception] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._failed:
+            raise self._failed[name]
+        if name not in self._known:
+            spec = TABLES[name]
+            try:
+                self._known[name] = spec.compute(*(self[need] for need in spec.needs))
+            except Exception as error:
+                self._failed[name] = error
+                raise
+        return self._known[name]
+
+    def get(self, name: str) -> Any:
+        """A table, or None where the data do not carry it."""
+        try:
+            return self[name]
+        except CannotTell:
+            return None
+
+    def computed(self) -> dict[str, Any]:
+        """Those computed so far, by name."""
+        return dict(self._known)
+
+
+_INTEGERS = {pa.int16(): pd.Int64Dtype(), pa.int32(): pd.Int64Dtype(), pa.int64(): pd.Int64Dtype()}
+
+
+def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
+    """The rows of these kinds, in order of file and line."""
+    column = events.column("kind").combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    codes = [i for i, word in enumerate(column.dictionary.to_pylist()) if word in kinds]
+    mask = np.isin(column.indices.to_numpy(zero_copy_only=False), codes)
+    return events.filter(pa.array(mask))
+
+
+def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:
+    """Rows of these kinds as pandas: words as strings, integers exact (Int64 where some are null, else int64)."""
+    rows = of_kind(events, *kinds).select(list(columns))
+    out: dict[str, Any] = {}
+    for name in columns:
+        column = rows.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(pa.string())
+        if pa.types.is_integer(column.type):
+            series = column.to_pandas(types_mapper=_INTEGERS.get) if column.null_count else column.cast(pa.int64()).to_pandas()
+        else:
+            series = column.to_pandas(types_mapper={pa.string(): pd.StringDtype("python"), pa.large_string(): pd.StringDtype("python")}.get)
+            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                series = series.astype(object).where(series.notna(), None)
+        out[name] = series
+    return pd.DataFrame(out)
+
+
+def union_ns(start: np.ndarray, end: np.ndarray) -> int:
+    """Length of the union of intervals, ns. Never a sum of durations: kernels of one device overlap."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate((start[:1], reach[:-1]))
+    return int(np.maximum(reach - np.maximum(start, before), 0).sum())
+
+
+def merged(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The union of intervals as intervals that do not touch, in order."""
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    new = np.concatenate(([True], start[1:] > reach[:-1]))
+    groups = np.flatnonzero(new)
+    return start[groups], reach[np.append(groups[1:], len(start)) - 1]
+
+
+def overlap_ns(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> int:
+    """Time that two unions have in common, ns: |A| + |B| - |A u B|."""
+    return union_ns(*a) + union_ns(*b) - union_ns(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
+
+
+def words_equal(events: pa.Table, column: str, word: str) -> np.ndarray:
+    """Where a column of words is *word*."""
+    return pc.fill_null(pc.equal(events.column(column).cast(pa.string()), word), False).to_numpy(zero_copy_only=False)

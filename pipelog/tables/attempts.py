@@ -1,0 +1,182 @@
+"""Starts of the job: which rows belong to which attempt, in one file or over many."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.events import Input
+from pipelog.tables import frame, of_kind, table
+
+_STRONG = frozenset({"launcher", "torchrun", "restart"})
+_ACTIVITY = ("step", "progress", "iteration", "end", "message")
+_STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
+_ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
+_GAP_NS = 120 * 10**9
+"""Files of one start begin within two minutes of one another: the launcher of each node stamps its own start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """segments: one row a file and attempt: file, first_line, last_line (null: to the end), attempt, begin_ns, end_ns. count: how many."""
+
+    segments: pd.DataFrame
+    count: int
+
+
+@table("attempts", needs=("events", "inputs"))
+def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
+    """Cut each log where a start-up line follows work, or where the step number goes back; join the pieces of files by time.
+
+    A start is a launcher's first line, or the engine's after steps were made. Pieces of different files belong together where
+    their times overlap; files without times follow the names that launchers give (`20240305140210_rank3.log`, `attempt_1/`).
+    """
+    logs = [i.path for i in inputs if i.kind == "log"]
+    rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "file", "line", "start_ns"))
+    rows = rows.sort_values(["file", "line"], kind="stable")
+    by_file = dict(tuple(rows.groupby("file", sort=False)))
+    times = _times(events)
+    pieces = []
+    for path in logs:
+        cuts = [0, *(_cuts(by_file[path]) if path in by_file else [])]
+        for first, last in zip(cuts, [*cuts[1:], None], strict=True):
+            begin, end = _span(times.get(path), first, last)
+            if begin is None and (match := _STAMP_IN_NAME.search(path)):
+                begin = end = pd.Timestamp(match.group(1)).value
+            named = _ATTEMPT_IN_NAME.search(path)
+            pieces.append((path, first, last, begin, end, int(named.group(1)) if named else None))
+    table_ = pd.DataFrame(pieces, columns=["file", "first_line", "last_line", "begin_ns", "end_ns", "named"]).astype({"first_line": "int64"})
+    table_["attempt"] = _numbers(table_)
+    count = int(table_["attempt"].max()) + 1 if len(table_) else 1
+    return Attempts(table_.drop(columns="named"), count)
+
+
+def _cuts(rows: pd.DataFrame) -> list[int]:
+    """Lines at which a new attempt begins in one file."""
+    cuts: list[int] = []
+    strong = weak = False  # work seen since the last cut: any sign of it; steps or ends
+    last_step: dict[str, int] = {}
+    for kind, name, step, line in zip(rows["kind"], rows["name"], rows["step"], rows["line"], strict=True):
+        if kind == "start":
+            if (strong and name in _STRONG) or weak:
+                cuts.append(int(line))
+                strong = weak = False
+                last_step = {}
+            continue
+        strong = True
+        weak = weak or kind != "message"
+        if kind == "step" and not pd.isna(step):
+            if int(step) < last_step.get(name, -1):
+                cuts.append(int(line))
+                last_step = {}
+            last_step[name] = int(step)
+    return cuts
+
+
+def _times(events: pa.Table) -> dict[str, pd.DataFrame]:
+    """Line and time of every stamped row, by file."""
+    stamped = events.select(["file", "line", "start_ns", "clock"])
+    clock = stamped.column("clock").cast(pa.string())
+    keep = pa.compute.and_(pa.compute.is_in(clock, pa.array(["log", "utc"])), pa.compute.is_valid(stamped.column("start_ns")))
+    stamped = stamped.filter(pa.compute.fill_null(keep, False))
+    data = pd.DataFrame(
+        {
+            "file": stamped.column("file").cast(pa.string()).to_pandas(),
+            "line": stamped.column("line").to_numpy(),
+            "start_ns": stamped.column("start_ns").to_numpy(),
+        }
+    )
+    return dict(tuple(data.groupby("file", sort=False)))
+
+
+def _span(rows: pd.DataFrame | None, first: int, last: int | None) -> tuple[int | None, int | None]:
+    if rows is None:
+        return None, None
+    line = rows["line"].to_numpy()
+    times = rows["start_ns"].to_numpy()[(line >= first) & (line < (last if last is not None else np.iinfo(np.int64).max))]
+    return (int(times.min()), int(times.max())) if len(times) else (None, None)
+
+
+def _numbers(pieces: pd.DataFrame) -> list[int]:
+    """The attempt of each piece."""
+    order = pieces.groupby("file").cumcount().to_numpy()  # the how-manieth of its own file
+    if not len(pieces):
+        return []
+    named = pieces["named"]
+    if named.notna().any():
+        return [int(n) if not pd.isna(n) else int(o) for n, o in zip(named, order, strict=True)]
+    timed = pieces["begin_ns"].notna().to_numpy()
+    per_file = pieces["file"].map(pieces["file"].value_counts()).to_numpy()
+    if not timed.any() or (per_file.max() == 1 and timed.sum() <= 1):
+        return [int(o) for o in order]
+    clusters = _clusters(pieces[timed])
+    numbers = []
+    for i, o in enumerate(order.tolist()):
+        if timed[i]:
+            begin = int(pieces["begin_ns"].iloc[i])
+            numbers.append(max((n for n, (first, _) in enumerate(clusters) if first <= begin), default=0))
+        else:  # without times: by its place in the file where the file has a piece for every attempt, else the last
+            numbers.append(o if per_file[i] == len(clusters) else len(clusters) - 1)
+    return numbers
+
+
+def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:
+    """Spans of time of the attempts. Pieces of one file are never of one attempt."""
+    spans: list[tuple[int, int, set[str]]] = []
+    for file, begin, end in sorted(zip(timed["file"], timed["begin_ns"], timed["end_ns"], strict=True), key=lambda p: int(p[1])):
+        if spans and file not in spans[-1][2] and int(begin) <= spans[-1][1] + _GAP_NS:
+            first, last, files = spans[-1]
+            spans[-1] = (first, max(last, int(end)), files | {file})
+        else:
+            spans.append((int(begin), int(end), {file}))
+    return [(first, last) for first, last, _ in spans]
+
+
+@table("rows", needs=("events", "attempts"))
+def rows(events: pa.Table, attempts: Attempts) -> pa.Table:
+    """The event table with `attempt` filled in for the rows of logs; those of traces and configurations belong to none yet."""
+    if attempts.count == 1:
+        files = set(attempts.segments["file"])
+        names = events.column("file").combine_chunks()
+        codes = [i for i, n in enumerate(names.dictionary.to_pylist()) if n in files]
+        values = pa.array(np.zeros(events.num_rows, np.int16), mask=~np.isin(names.indices.to_numpy(zero_copy_only=False), codes))
+        return _with_attempt(events, values)
+    number = np.full(events.num_rows, -1, np.int16)
+    names = events.column("file").combine_chunks()
+    file_code = names.indices.to_numpy(zero_copy_only=False)
+    line = pa.compute.fill_null(events.column("line"), -1).to_numpy()
+    codes_of = {n: i for i, n in enumerate(names.dictionary.to_pylist())}
+    for piece in attempts.segments.itertuples():
+        code = codes_of.get(piece.file)
+        if code is None:
+            continue
+        end = piece.last_line if not pd.isna(piece.last_line) else np.iinfo(np.int64).max
+        number[(file_code == code) & (line >= piece.first_line) & (line < end)] = piece.attempt
+    return _with_attempt(events, pa.array(number, mask=number < 0))
+
+
+def _with_attempt(events: pa.Table, values: pa.Array) -> pa.Table:
+    place = events.schema.get_field_index("attempt")
+    known = events.column("attempt")  # an event table that was written and read again
+    return events.set_column(place, events.schema.field("attempt"), pa.compute.coalesce(known, values))
+
+
+@table("chosen", needs=("rows", "attempts", "wanted_attempt"))
+def chosen(rows: pa.Table, attempts: Attempts, wanted_attempt: int | None) -> int:
+    """The attempt that metrics speak of: the one asked for, else the last that made steps, else the last."""
+    if wanted_attempt is not None:
+        return wanted_attempt
+    trained = of_kind(rows, "step", "progress", "iteration").column("attempt").drop_null()
+    return int(max(trained.to_pylist())) if len(trained) else attempts.count - 1
+
+
+@table("here", needs=("rows", "chosen", "attempts"))
+def here(rows: pa.Table, chosen: int, attempts: Attempts) -> pa.Table:
+    """The rows that metrics speak of: those of the chosen attempt, and those that belong to no attempt."""
+    if attempts.count == 1:
+        return rows
+    return rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("attempt"), chosen), True))

@@ -1,0 +1,128 @@
+"""The configuration that the job ran with, each value with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from pipelog.events import Input
+from pipelog.tables import table
+from pipelog.tables.topology import Said, Topology, said
+
+
+@dataclass(slots=True)
+class Config:
+    """What the engine was told. micro_batches is m: of one pipeline replica and optimizer step (DeepSpeed's accumulation steps).
+
+    said: source of each value. conflicts: (what, the values that disagree).
+    """
+
+    train_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    micro_batches: int | None = None
+    zero_stage: int | None = None
+    precision: str | None = None
+    activation_checkpoint_interval: int | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    steps_per_print: int | None = None
+    wall_clock_breakdown: bool | None = None
+    memory_breakdown: bool | None = None
+    deepspeed: str | None = None
+    planned_steps: int | None = None
+    said: dict[str, Said] = field(default_factory=dict)
+    conflicts: list[tuple[str, list[Said]]] = field(default_factory=list)
+
+
+_ORDER = {  # value → facts that state it, most trusted first: what the engine prints before what it was given
+    "train_batch_size": ("config.train_batch_size", "args.global_batch_size", "args.train_batch_size"),
+    "micro_batch_size": ("config.micro_batch_size", "config.train_micro_batch_size_per_gpu", "args.micro_batch_size", "args.train_micro_batch_size_per_gpu"),
+    "micro_batches": ("config.micro_batches", "config.gradient_accumulation_steps", "args.gradient_accumulation_steps"),
+    "zero_stage": ("config.zero_optimization.stage", "args.zero_stage"),
+    "activation_checkpoint_interval": ("config.pipeline.activation_checkpoint_interval",),
+    "steps_per_print": ("config.steps_per_print",),
+    "virtual_stages": ("args.virtual_pipeline_model_parallel_size",),
+    "planned_steps": ("args.train_iters", "args.steps"),
+}
+
+
+@table("config", needs=("facts", "topology", "inputs"))
+def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input]) -> Config:
+    """Collect the values; derive m from train batch / (micro-batch x replicas) where nothing states it.
+
+    Of several ds_config.json the one that the command line names counts; where none is named and they disagree, neither does.
+    """
+    known = Config()
+    facts = _one_config(facts, inputs, known)
+    for name, sources in _ORDER.items():
+        values = [s for s in said(facts, sources) if isinstance(s.value, int | float) and float(s.value).is_integer()]
+        if values:
+            setattr(known, name, int(values[0].value))
+            known.said[name] = values[0]
+    for name in ("wall_clock_breakdown", "memory_breakdown"):
+        if values := said(facts, (f"config.{name}",)):
+            setattr(known, name, bool(values[0].value == 1 or str(values[0].value).lower() == "true"))
+            known.said[name] = values[0]
+    if version := said(facts, ("version.deepspeed",)):
+        known.deepspeed = str(version[0].value)
+        known.said["deepspeed"] = version[0]
+    known.precision = _precision(facts)
+    _derive(known, topology)
+    if topology.pp and topology.pp > 1:
+        known.virtual_stages = known.virtual_stages or 1
+        known.schedule = "interleaved-1f1b" if known.virtual_stages > 1 else "1f1b"
+    return known
+
+
+def _one_config(facts: pd.DataFrame, inputs: list[Input], known: Config) -> pd.DataFrame:
+    files = [i.path for i in inputs if i.kind == "config"]
+    if len(files) < 2:
+        return facts
+    named = {PurePosixPath(str(s.value)).name for s in said(facts, ("args.deepspeed_config",))}
+    chosen = [f for f in files if PurePosixPath(f).name in named]
+    if len(chosen) == 1:
+        return facts[~facts["file"].isin(set(files) - set(chosen))]
+    of_files = facts[facts["file"].isin(files) & facts["name"].str.startswith("config.")]
+    shown = of_files.assign(shown=of_files["text"].fillna("").astype(str))
+    counts = shown.groupby("name")["shown"].nunique()
+    doubtful = set(counts[counts > 1].index)
+    for name in sorted(doubtful):
+        rows = of_files[of_files["name"] == name]
+        values = [Said(t, f, None if pd.isna(n) else int(n), name) for t, f, n in zip(rows["text"], rows["file"], rows["line"], strict=True)]
+        known.conflicts.append((name, values))
+    return facts[~(facts["file"].isin(files) & facts["name"].isin(doubtful))]
+
+
+def _precision(facts: pd.DataFrame) -> str | None:
+    for word, names in (("bf16", ("config.bf16.enabled", "args.bf16")), ("fp16", ("config.fp16.enabled", "args.fp16"))):
+        values = said(facts, names)
+        if values and _true(values[0].value):
+            return word
+    stated = said(facts, ("config.fp16.enabled", "config.bf16.enabled", "args.fp16", "args.bf16", "config.train_micro_batch_size_per_gpu"))
+    return "fp32" if stated else None
+
+
+def _true(value: Any) -> bool:
+    return value == 1 or str(value).lower() == "true"
+
+
+def _derive(known: Config, topology: Topology) -> None:
+    """DeepSpeed: train batch = micro-batch x m x replicas; any one may be missing."""
+    train, micro, m, dp = known.train_batch_size, known.micro_batch_size, known.micro_batches, topology.dp
+    source = "train batch = micro-batch x micro-batches x replicas"
+    if m is None and train and micro and dp and train % (micro * dp) == 0:
+        known.micro_batches = train // (micro * dp)
+        known.said["micro_batches"] = Said(known.micro_batches, None, None, source)
+    elif m and micro is None and train and dp and train % (m * dp) == 0:
+        known.micro_batch_size = train // (m * dp)
+        known.said["micro_batch_size"] = Said(known.micro_batch_size, None, None, source)
+    elif m and micro and train is None and dp:
+        known.train_batch_size = m * micro * dp
+        known.said["train_batch_size"] = Said(known.train_batch_size, None, None, source)
+    elif m is None and train is None and micro and "micro_batch_size" in known.said and known.said["micro_batch_size"].source.startswith("config.train"):
+        known.micro_batches = 1  # DeepSpeed's own default where neither is given
+        known.said["micro_batches"] = Said(1, known.said["micro_batch_size"].file, None, "DeepSpeed's default: no accumulation steps, no train batch given")
+        known.train_batch_size = micro * dp if dp else None

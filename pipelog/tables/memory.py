@@ -1,0 +1,106 @@
+"""Memory of each rank, and what the 1F1B schedule lets one expect of each stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.schedule import in_flight
+from pipelog.tables import CannotTell, frame, table
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
+
+_FIGURES = ["allocated", "max_allocated", "reserved", "max_reserved"]
+BYTES_PER_PARAMETER = 16
+"""Mixed precision with Adam: 2 (weight) + 2 (gradient) + 4 (master) + 8 (moments); design/product.md."""
+
+
+@table("memory", needs=("placed",))
+def memory(placed: pa.Table) -> pd.DataFrame:
+    """Memory reports: rank, stage, step, allocated, max_allocated, reserved, max_reserved (bytes), file, line; one row a report.
+
+    max_… are peaks since the start of training. The form without a rank is printed by rank 0.
+    """
+    rows = frame(placed, ("memory",), ("name", "rank", "stage", "step", "bytes", "device", "file", "line"))
+    rows = rows[rows["device"].isna() & rows["name"].isin(_FIGURES)]
+    if not len(rows):
+        return pd.DataFrame(columns=["rank", "stage", "step", *_FIGURES, "file", "line"])
+    rows["rank"] = rows["rank"].fillna(0)
+    rows["step"] = rows["step"].fillna(-1)
+    wide = rows.pivot_table(index=["rank", "step"], columns="name", values="bytes", aggfunc="max")
+    where = rows.groupby(["rank", "step"])[["stage", "file", "line"]].first()
+    out = wide.join(where).reset_index()
+    out["step"] = out["step"].replace(-1, pd.NA)
+    for name in _FIGURES:
+        if name not in out:
+            out[name] = np.nan
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """per_stage: stage, peak_bytes, expected_bytes (null where it cannot be told), rank and file, line of the peak.
+
+    slope_bytes: activations of one micro-batch as fitted from neighbours, null below five stages. reason: why nothing is expected.
+    """
+
+    per_stage: pd.DataFrame
+    slope_bytes: float | None = None
+    reason: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@table("stage_memory", needs=("memory", "topology", "config"))
+def stage_memory(memory: pd.DataFrame, topology: Topology, config: Config) -> StageMemory:
+    """Peak of each stage beside its 1F1B expectation.
+
+    expected(s) = max(floor, base + a * min(p - s, m)) over the inner stages, with a the median difference of neighbouring inner
+    stages per micro-batch held (0 below five stages), plus (parameters - median) * 16 bytes for the first and the last stage
+    (design/product.md). base is the lower median of what the inner stages leave, so that one heavy stage does not move it; floor is
+    the lowest inner peak: where the optimizer step needs more than the activations, the stages are equal.
+    """
+    peaks = memory.dropna(subset=["max_allocated", "stage"])
+    p, m = topology.pp, config.micro_batches
+    if not len(peaks):
+        raise CannotTell("no rank printed its memory: Megatron's memory report, see_memory_usage on every rank or a profiler trace would show it")
+    top = peaks.loc[peaks.groupby("rank")["max_allocated"].idxmax()]
+    best = top.loc[top.groupby("stage")["max_allocated"].idxmax()].sort_values("stage")
+    table_ = pd.DataFrame(
+        {
+            "stage": best["stage"].astype("int64").to_numpy(),
+            "peak_bytes": best["max_allocated"].astype("int64").to_numpy(),
+            "expected_bytes": np.nan,
+            "rank": best["rank"].astype("int64").to_numpy(),
+            "file": best["file"].to_numpy(),
+            "line": best["line"].astype("int64").to_numpy(),
+        }
+    )
+    if not p or p < 4:
+        return StageMemory(table_, reason="below four stages there are no two inner stages to compare")
+    if len(table_) < p:
+        return StageMemory(table_, reason=f"{len(table_)} of {p} stages printed their memory")
+    inner = table_[(table_["stage"] > 0) & (table_["stage"] < p - 1)]
+    held = np.array([in_flight(s, p, m) if m else 0 for s in inner["stage"]])
+    peak = inner["peak_bytes"].to_numpy(dtype=float)
+    slope = _slope(peak, held) if p >= 5 and m else 0.0
+    base = float(np.sort(peak - slope * held)[(len(peak) - 1) // 2])
+    floor = float(peak.min())
+    everywhere = np.array([in_flight(s, p, m) if m else 0 for s in table_["stage"]])
+    expected = np.maximum(floor, base + slope * everywhere)
+    params = topology.stages.set_index("stage")["params"].reindex(table_["stage"]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    if np.isfinite(params).all():
+        extra = (params - np.median(params)) * BYTES_PER_PARAMETER
+        ends = (table_["stage"] == 0) | (table_["stage"] == p - 1)
+        expected = expected + np.where(ends, np.maximum(extra, 0), 0)
+    table_["expected_bytes"] = expected
+    return StageMemory(table_, slope_bytes=slope or None)
+
+
+def _slope(peak: np.ndarray, held: np.ndarray) -> float:
+    """Bytes that one more micro-batch costs: median over neighbours that differ in what they hold."""
+    fewer = held[:-1] - held[1:]
+    steps = (peak[:-1] - peak[1:])[fewer > 0] / fewer[fewer > 0]
+    return max(0.0, float(np.median(steps))) if len(steps) else 0.0

@@ -1,0 +1,111 @@
+"""Step times, interval by interval, from the line that measures them best; and the scalars printed beside them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.tables import frame, table
+from pipelog.tables.config import Config
+
+_PREFERENCE = ("deepspeed", "neox", "megatron", "hf", "trace")
+"""DeepSpeed's own `iter time` holds train_batch alone; Megatron's elapsed time also evaluation and checkpoints in the interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """rows: step (the last of the interval), steps, dur_ns (mean of one step), file, line, in order of step. source: which lines.
+
+    correction: what was put right in the printed values and why, or null. printed: rows as printed, before that.
+    """
+
+    rows: pd.DataFrame
+    source: str | None
+    correction: str | None
+    printed: pd.DataFrame
+
+    def measured(self) -> pd.DataFrame:
+        """The intervals without the first printed one, which holds warm-up, where there are others."""
+        good = self.rows.dropna(subset=["dur_ns"])
+        return good.iloc[1:] if len(good) > 1 and self.source != "trace" else good
+
+
+@table("steps", needs=("placed", "config"))
+def steps(placed: pa.Table, config: Config) -> Steps:
+    """The intervals of the best source; `steps` is the distance to the line before, or steps_per_print for the first.
+
+    Releases 0.4.0 - 0.5.6 divide the last step's time by steps_per_print, and 0.6.2 - 0.6.3 print milliseconds as seconds
+    (formats/deepspeed-logs.md 5.1): put right here, and said so.
+    """
+    rows = frame(placed, ("step",), ("name", "rank", "step", "steps", "dur_ns", "start_ns", "file", "line"))
+    rows = rows.dropna(subset=["step"])
+    source = next((name for name in _PREFERENCE if (rows["name"] == name).any()), None)
+    if source is None:
+        return _from_traces(placed)
+    mine = rows[rows["name"] == source].sort_values(["step", "file", "line"], kind="stable")
+    mine = mine.drop_duplicates(["step", "dur_ns"]).drop_duplicates("step", keep="last").reset_index(drop=True)
+    number = mine["step"].astype("int64")
+    gap = number.diff()
+    first = config.steps_per_print if source == "deepspeed" and config.steps_per_print else None
+    usual = gap.min() if len(gap) > 1 else np.nan
+    gap = gap.fillna(first if first else usual)
+    if len(gap) and pd.notna(gap.iloc[0]) and gap.iloc[0] > number.iloc[0] > 0:
+        gap.iloc[0] = number.iloc[0]
+    mine["steps"] = mine["steps"].astype("Float64").fillna(gap.astype("Float64")).round().astype("Int64")
+    mine["step"] = number
+    printed = mine.copy()
+    correction = _correct(mine, config) if source == "deepspeed" else None
+    return Steps(mine.drop(columns="name"), source, correction, printed)
+
+
+def _from_traces(placed: pa.Table) -> Steps:
+    """Without any step line: ProfilerStep#N of the traces, which is DeepSpeed's step N + 1; the longest rank counts."""
+    rows = frame(placed, ("profiler_step",), ("rank", "value", "dur_ns", "file", "line"))
+    columns = ["rank", "step", "steps", "dur_ns", "start_ns", "file", "line"]
+    if not len(rows):
+        empty = pd.DataFrame({c: pd.Series(dtype="object" if c == "file" else "Int64") for c in columns})
+        return Steps(empty, None, None, empty)
+    rows["step"] = rows["value"].astype("int64") + 1
+    best = rows.loc[rows.groupby("step")["dur_ns"].idxmax()].sort_values("step").reset_index(drop=True)
+    best["steps"], best["start_ns"] = 1, pd.NA
+    return Steps(best[columns], "trace", None, best[columns])
+
+
+def version_tuple(text: str | None) -> tuple[int, ...]:
+    """(0, 16, 9) of "0.16.9+abc"; empty where it is no version."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    return tuple(int(g or 0) for g in match.groups()) if match else ()
+
+
+def _correct(rows: pd.DataFrame, config: Config) -> str | None:
+    version = version_tuple(config.deepspeed)
+    if (0, 6, 2) <= version <= (0, 6, 3):
+        rows["dur_ns"] = (rows["dur_ns"].astype("Float64") / 1000).round().astype("Int64")
+        return f"DeepSpeed {config.deepspeed} prints iter time in milliseconds under the label (s): divided by 1000"
+    if (0, 4, 0) <= version <= (0, 5, 6) and config.steps_per_print and config.steps_per_print > 1:
+        rows["dur_ns"] = rows["dur_ns"] * config.steps_per_print
+        return (
+            f"DeepSpeed {config.deepspeed} divides the time of the last step by steps_per_print ({config.steps_per_print}): "
+            "multiplied by it, so each value is one step, not a mean"
+        )
+    return None
+
+
+@table("scalars", needs=("placed",))
+def scalars(placed: pa.Table) -> pd.DataFrame:
+    """Numbers printed for a step: name, step (null where the line gives none), value, file, line; each (name, step, value) once."""
+    rows = frame(placed, ("scalar",), ("name", "step", "value", "file", "line", "start_ns"))
+    rows = rows.sort_values(["file", "line"], kind="stable")
+    with_step = rows.dropna(subset=["step"]).drop_duplicates(["name", "step", "value"])
+    return pd.concat([with_step, rows[rows["step"].isna()]], ignore_index=True)
+
+
+def series(scalars: pd.DataFrame, name: str) -> pd.DataFrame:
+    """One scalar in order of step: step (int64), value, file, line; the last line of a step counts."""
+    mine = scalars[(scalars["name"] == name) & scalars["step"].notna()].copy()
+    mine["step"] = mine["step"].astype("int64")
+    return mine.sort_values(["step", "line"], kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)

@@ -1,0 +1,267 @@
+"""Ranks, stages, replicas, hosts: what the files say of the shape of the job, each with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.events import WORD
+from pipelog.tables import frame, table
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value, and the line that says it. source: how it was come by, in words."""
+
+    value: Any
+    file: str | None
+    line: int | None
+    source: str
+
+
+@dataclass(slots=True)
+class Topology:
+    """Shape of the job. ranks: rank, stage, replica, tensor, host (null where not known). stages: stage, first_layer, layers, params.
+
+    said: where world_size, pp, dp and tp come from. conflicts: (what, the values that disagree).
+    """
+
+    world_size: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    partition_method: str | None = None
+    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)
+    stages: pd.DataFrame = field(default_factory=pd.DataFrame)
+    said: dict[str, Said] = field(default_factory=dict)
+    conflicts: list[tuple[str, list[Said]]] = field(default_factory=list)
+
+    def stage_of(self, rank: int) -> int | None:
+        """Stage of a global rank, null where not known."""
+        return self._of(rank, "stage")
+
+    def host_of(self, rank: int) -> str | None:
+        """Host of a global rank, null where not known."""
+        found = self.ranks.loc[self.ranks["rank"] == rank, "host"] if len(self.ranks) else []
+        return found.iloc[0] if len(found) and isinstance(found.iloc[0], str) else None
+
+    def ranks_of(self, stage: int) -> list[int]:
+        """Global ranks of a stage."""
+        return self.ranks.loc[self.ranks["stage"] == stage, "rank"].astype(int).tolist() if len(self.ranks) else []
+
+    def _of(self, rank: int, column: str) -> int | None:
+        found = self.ranks.loc[self.ranks["rank"] == rank, column] if len(self.ranks) else []
+        return int(found.iloc[0]) if len(found) and not pd.isna(found.iloc[0]) else None
+
+
+FACT_ORDER = {  # quantity → names of facts that state it, most trusted first
+    "world_size": ("topology.world_size", "launch.dist_world_size", "args.world_size"),
+    "pp": ("topology.pp", "args.pipeline_model_parallel_size", "args.pipe_parallel_size", "args.stages", "args.num_stages"),
+    "tp": ("topology.tp", "args.tensor_model_parallel_size", "args.model_parallel_size"),
+    "dp": ("topology.dp", "args.data_parallel_size", "config.world_size"),
+}
+_COMMAND_LINE = frozenset({"args.stages", "args.num_stages"})
+
+
+@table("facts", needs=("here",))
+def facts(here: pa.Table) -> pd.DataFrame:
+    """All facts of the attempt: name, value, text, rank, file, line."""
+    return frame(here, ("fact",), ("name", "value", "text", "rank", "file", "line"))
+
+
+def said(facts: pd.DataFrame, names: tuple[str, ...]) -> list[Said]:
+    """The different values of a quantity, most trusted source first."""
+    out: list[Said] = []
+    for name in names:
+        mine = facts[facts["name"] == name]
+        for value, text, file, line in zip(mine["value"], mine["text"], mine["file"], mine["line"], strict=True):
+            shown = text if pd.isna(value) else value
+            if shown is not None and all(s.value != shown or s.source != name for s in out):
+                out.append(Said(shown, file, None if pd.isna(line) else int(line), name))
+    return out
+
+
+@table("topology", needs=("here", "facts"))
+def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
+    """Put together what is said of world size, stages, replicas and tensor-parallel ranks.
+
+    Explicit maps (ProcessCoord, `RANK= STAGE=`) come first; a factor that is missing follows from world = pp * dp * tp; the place of
+    a rank that no line states follows from the order that DeepSpeed and Megatron use (pipe slowest, then data, tensor fastest).
+    """
+    shape = Topology()
+    places = frame(here, ("place",), ("name", "rank", "stage", "replica", "tensor", "host", "label", "file", "line"))
+    for quantity, names in FACT_ORDER.items():
+        values = [s for s in said(facts, names) if isinstance(s.value, int | float) and s.value >= 1]
+        if not values:
+            continue
+        setattr(shape, quantity, int(values[0].value))
+        shape.said[quantity] = values[0]
+        others = {int(s.value): s for s in reversed(values) if s.source not in _COMMAND_LINE}
+        if len(others) > 1:
+            shape.conflicts.append((quantity, list(others.values())))
+    _from_places(shape, places)
+    _complete(shape, here)
+    method = said(facts, ("topology.partition_method",))
+    shape.partition_method = str(method[0].value) if method else None
+    shape.ranks = _ranks(shape, places, here)
+    shape.stages = _stages(here, shape)
+    return shape
+
+
+def _from_places(shape: Topology, places: pd.DataFrame) -> None:
+    """A map of ranks tells the shape as well."""
+    mapped = places[places["name"] == "topology"]
+    if len(mapped):
+        for quantity, column in (("pp", "stage"), ("dp", "replica"), ("tp", "tensor")):
+            values = mapped[column].dropna()
+            found = int(values.max()) + 1 if len(values) else 1
+            if getattr(shape, quantity) is None:
+                setattr(shape, quantity, found)
+                row = mapped.iloc[0]
+                shape.said[quantity] = Said(found, row["file"], int(row["line"]), "topology map")
+        shape.world_size = shape.world_size or len(mapped["rank"].dropna().unique())
+
+
+def _complete(shape: Topology, here: pa.Table) -> None:
+    """What is still missing: the stage list, then the product."""
+    listed = frame(here, ("stage",), ("name", "stage", "file", "line")).dropna(subset=["stage"])
+    if shape.pp is None and len(listed):
+        row = listed.loc[listed["stage"].astype(int).idxmax()]
+        shape.pp = int(row["stage"]) + 1
+        shape.said["pp"] = Said(shape.pp, row["file"], int(row["line"]), "list of stages")
+    world, pp, dp, tp = shape.world_size, shape.pp, shape.dp, shape.tp
+    if world is None and pp and dp:
+        shape.world_size = pp * dp * (tp or 1)
+    elif world and pp and dp is None and world % (pp * (tp or 1)) == 0:
+        shape.dp = world // (pp * (tp or 1))
+        shape.said["dp"] = Said(shape.dp, None, None, "world size / (stages x tensor-parallel ranks)")
+    elif world and dp and pp is None and tp and world % (dp * tp) == 0:
+        shape.pp = world // (dp * tp)
+        shape.said["pp"] = Said(shape.pp, None, None, "world size / (replicas x tensor-parallel ranks)")
+    world, pp, dp = shape.world_size, shape.pp, shape.dp
+    if shape.tp is None and world and pp and dp and world % (pp * dp) == 0:
+        shape.tp = world // (pp * dp)
+    if world and pp and dp and world != pp * dp * (shape.tp or 1):
+        known = [s for q in ("world_size", "pp", "dp", "tp") if (s := shape.said.get(q)) is not None]
+        shape.conflicts.append(("world_size = pp x dp x tp", known))
+
+
+def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
+    """One row a rank."""
+    columns = ["rank", "stage", "replica", "tensor", "host"]
+    known = places.dropna(subset=["rank"])
+    if not shape.world_size and not len(known):
+        return pd.DataFrame({c: pd.Series(dtype=object if c == "host" else "Int64") for c in columns})
+    size = shape.world_size or int(known["rank"].max()) + 1
+    ranks = pd.DataFrame({"rank": np.arange(size)})
+    for column in ("stage", "replica", "tensor"):
+        ranks[column] = pd.array([pd.NA] * size, dtype="Int64")
+    ranks["host"] = None
+    pp, dp, tp = shape.pp, shape.dp, shape.tp or 1
+    if pp and dp and pp * dp * tp == size:
+        ranks["stage"] = pd.array(np.arange(size) // (dp * tp), dtype="Int64")
+        ranks["replica"] = pd.array(np.arange(size) // tp % dp, dtype="Int64")
+        ranks["tensor"] = pd.array(np.arange(size) % tp, dtype="Int64")
+    ranks = ranks.set_index("rank")
+    for name in ("discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
+        mine = known[known["name"] == name].drop_duplicates("rank", keep="last").set_index("rank")
+        mine = mine[mine.index < size]
+        for column in ("stage", "replica", "tensor", "host"):
+            values = mine[column].dropna()
+            ranks.loc[values.index, column] = values
+    hosts = _hosts(here)
+    for rank, host in hosts.items():
+        if rank in ranks.index and not isinstance(ranks.at[rank, "host"], str):
+            ranks.at[rank, "host"] = host
+    return ranks.reset_index()[columns]
+
+
+def _hosts(here: pa.Table) -> dict[int, str]:
+    """Host of each rank as prefixes and traces say."""
+    both = here.select(["rank", "host"]).filter(pa.compute.and_(pa.compute.is_valid(here.column("rank")), pa.compute.is_valid(here.column("host"))))
+    if not both.num_rows:
+        return {}
+    pairs = both.group_by(["rank", "host"]).aggregate([([], "count_all")]).to_pylist()
+    pairs.sort(key=lambda p: p["count_all"])
+    return {int(p["rank"]): str(p["host"]) for p in pairs}
+
+
+def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
+    """stage, first_layer, layers (list entries, not transformer blocks), params (of one rank), from the partition lines."""
+    rows = frame(here, ("stage",), ("name", "stage", "tensor", "value", "steps"))
+    rows = rows.dropna(subset=["stage"])
+    count = shape.pp or (int(rows["stage"].max()) + 1 if len(rows) else 0)
+    stages = pd.DataFrame({"stage": np.arange(count)}).set_index("stage")
+    for column in ("first_layer", "layers", "params"):
+        stages[column] = pd.array([pd.NA] * count, dtype="Int64")
+    params = rows[rows["name"] == "params"].groupby("stage")["value"].max()
+    ranges = rows[rows["name"] == "layer_range"].drop_duplicates("stage").set_index("stage")
+    listed = rows[rows["name"] == "layers"].drop_duplicates("stage").set_index("stage")["value"]
+    for values, column in ((params, "params"), (listed, "layers")):
+        values = values[values.index < count].dropna()
+        stages.loc[values.index, column] = values.astype("int64")
+    if len(ranges):
+        ranges = ranges[ranges.index < count]
+        stages.loc[ranges.index, "first_layer"] = ranges["value"].astype("int64")
+        stages.loc[ranges.index, "layers"] = ranges["steps"].astype("int64")
+    elif stages["layers"].notna().all() and count:
+        sizes = stages["layers"].to_numpy(dtype=np.int64)
+        stages["first_layer"] = pd.array(np.concatenate(([0], np.cumsum(sizes)[:-1])), dtype="Int64")
+    return stages.reset_index()
+
+
+@table("placed", needs=("here", "topology"))
+def placed(here: pa.Table, topology: Topology) -> pa.Table:
+    """The rows of the attempt with rank (from the launcher's label), stage, replica, tensor and host filled in from the topology."""
+    rank = _labelled(here, topology)
+    out = here.set_column(here.schema.get_field_index("rank"), here.schema.field("rank"), rank)
+    if not len(topology.ranks):
+        return out
+    size = int(topology.ranks["rank"].max()) + 1
+    values = pa.compute.fill_null(rank, -1).to_numpy(zero_copy_only=False)
+    inside = (values >= 0) & (values < size)
+    index = np.where(inside, values, 0)
+    for column in ("stage", "replica", "tensor"):
+        of_rank = np.full(size, -1, np.int64)
+        known = topology.ranks.dropna(subset=[column])
+        of_rank[known["rank"].to_numpy(dtype=np.int64)] = known[column].to_numpy(dtype=np.int64)
+        found = np.where(inside, of_rank[index], -1)
+        place = out.schema.get_field_index(column)
+        filled = pa.compute.coalesce(out.column(column), pa.array(found, mask=found < 0).cast(out.schema.field(column).type))
+        out = out.set_column(place, out.schema.field(column), filled)
+    hosts = topology.ranks.set_index("rank")["host"].reindex(range(size)).to_list()
+    dictionary = pa.array([h if isinstance(h, str) else None for h in hosts], pa.string())
+    by_rank = dictionary.take(pa.array(index, mask=~inside))
+    place = out.schema.get_field_index("host")
+    filled = pa.compute.coalesce(out.column("host").cast(pa.string()), by_rank).cast(pa.string()).combine_chunks().dictionary_encode()
+    return out.set_column(place, out.schema.field("host"), filled.cast(WORD))
+
+
+def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
+    """The rank column, filled from `local 3` and `task 3` where these can be told.
+
+    A local rank is the global one on a single host; with the launcher's map it is host and local rank together. A task is a rank
+    where there are as many tasks as ranks; one task may also be a whole node's launcher.
+    """
+    rank, label = here.column("rank"), here.column("label")
+    labels = [w for w in pa.compute.unique(label.cast(pa.string())).to_pylist() if w]
+    world = topology.world_size
+    if not labels or not world:
+        return rank
+    tasks = {w: int(w[5:]) for w in labels if w.startswith("task ")}
+    locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ")}
+    known: dict[str, int] = {}
+    if len(tasks) == world and set(tasks.values()) == set(range(world)):
+        known |= tasks
+    if locals_ and max(locals_.values()) + 1 == world:
+        known |= locals_
+    if not known:
+        return rank
+    words = pa.array(list(known), pa.string())
+    numbers = pa.array(list(known.values()), pa.int32())
+    found = numbers.take(pa.compute.index_in(label.cast(pa.string()), words))
+    return pa.compute.coalesce(rank, found)
