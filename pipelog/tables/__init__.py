@@ -49,7 +49,7 @@ class Tables:
     """All tables of one set of events, computed when first asked for. A failure is kept too, and raised to all who ask."""
 
     def __init__(self, events: Events, attempt: int | None = None) -> None:
-        self._known: dict[str, Any] = {"events": events.table, "inputs": events.inputs, "wanted_attempt": attempt}
+        self._known: dict[str, Any] = {"events": events.table, "inputs": events.inputs, "wanted_attempt": attempt, "tables": self}
         self._failed: dict[str, Exception] = {}
 
     def __getitem__(self, name: str) -> Any:

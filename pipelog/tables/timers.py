@@ -13,7 +13,8 @@ from pipelog.tables.steps import Steps, version_tuple
 
 @table("timers", needs=("placed", "steps", "config"))
 def timers(placed: pa.Table, steps: Steps, config: Config) -> pd.DataFrame:
-    """DeepSpeed's timers, one row a printed interval: step, steps, iter_ns, file, line, and a column in ns **per step** for each timer.
+    """DeepSpeed's timers, one row a printed interval: step, steps, iter_ns, file, line, and a column `<timer>_ns` **per step** for each timer
+    (`step_ns` is the timer of the optimizer step).
 
     The lines of an interval stand around its `steps:` line: `pipe_…` after it, all others before. A printed value is the sum over
     the steps of the interval; releases 0.4.0 - 0.5.6 keep the last micro-batch only, so their timers are left out.
@@ -40,7 +41,7 @@ def timers(placed: pa.Table, steps: Steps, config: Config) -> pd.DataFrame:
     joined = pd.concat(parts)
     joined = joined[joined["rank"].isna() | (joined["rank"] == 0)]
     joined["dur_ns"] = joined["dur_ns"].astype("float64")
-    wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="sum")
+    wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="sum").add_suffix("_ns")
     where = joined.groupby("step")[["file", "line"]].first()
     known = steps.rows.set_index("step") if steps.source == "deepspeed" else pd.DataFrame(columns=["steps", "dur_ns"])
     wide = wide.join(known[["steps", "dur_ns"]].rename(columns={"dur_ns": "iter_ns"}).astype("float64"), how="inner").dropna(subset=["steps", "iter_ns"])

@@ -1,0 +1,138 @@
+"""One clock for all traces: offsets between hosts from the messages between them, with their error."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pipelog.tables import table
+from pipelog.tables.instructions import HostTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """offset_ns: clock → what to subtract from its times to have them on the reference clock; a clock that cannot be tied is absent.
+
+    error_ns: the half-width of the bounds, 0 on one clock. reference: the clock of the lowest rank.
+    """
+
+    reference: str | None
+    offset_ns: dict[str, int]
+    error_ns: int
+
+
+@table("clocks", needs=("host_traces",))
+def clocks(host_traces: list[HostTrace]) -> Clocks:
+    """Ranks of one host share a clock. Others are tied by causality: a message is not received before it is sent.
+
+    For clocks A and B with messages both ways the offset o of B lies in [max(send_B - end_A), min(end_B - send_A)]; the middle is
+    taken, half the width is the error (as in NTP). Pipelines send both ways over every edge: activations down, gradients up.
+    """
+    if not host_traces:
+        return Clocks(None, {}, 0)
+    first = min(host_traces, key=lambda t: t.rank).clock
+    known = {first: 0}
+    if len({t.clock for t in host_traces}) == 1:
+        return Clocks(first, known, 0)
+    clock_of = {t.rank: t.clock for t in host_traces}
+    bounds = _bounds(_pairs(host_traces), clock_of)
+    worst, queue = 0, deque([first])
+    while queue:
+        a = queue.popleft()
+        for (x, b), upper in bounds.items():
+            lower = bounds.get((b, x))
+            if x != a or b in known or lower is None or upper + lower < 0:
+                continue
+            known[b] = known[a] + (upper - lower) // 2
+            worst = max(worst, (upper + lower) // 2)
+            queue.append(b)
+    return Clocks(first, known, worst)
+
+
+def _bounds(pairs: pd.DataFrame, clock_of: dict[int, str]) -> dict[tuple[str, str], int]:
+    """(A, B) → min over messages from A to B of (end of the receive on B's clock - start of the send on A's)."""
+    bounds: dict[tuple[str, str], int] = {}
+    for (source, target), rows in pairs.groupby(["source", "target"]):
+        a, b = clock_of[int(source)], clock_of[int(target)]
+        if a != b:
+            least = int((rows["receive_end_ns"] - rows["send_ns"]).min())
+            bounds[a, b] = min(bounds.get((a, b), least), least)
+    return bounds
+
+
+@table("messages", needs=("host_traces", "clocks"))
+def messages(host_traces: list[HostTrace], clocks: Clocks) -> pd.DataFrame:
+    """Matched p2p messages: step, source, target (ranks), number (in its step and direction), bytes, and times on the reference clock.
+
+    send_ns, send_end_ns, receive_ns, receive_end_ns: the calls from their beginning to the end of their wait. transfer_ns: from the
+    later of the two calls to the end of the receive, the time that the message really took (waiting for the other side left out).
+    gap_ns: idle time on the sender right before its call (a late send). Matched first in, first out per direction and step; steps
+    in which the counts of the two sides differ are left out.
+    """
+    found = _pairs(host_traces)
+    if not len(found):
+        return found.assign(transfer_ns=pd.Series(dtype="int64"))
+    clock_of = {t.rank: t.clock for t in host_traces}
+    offset = {rank: clocks.offset_ns.get(clock) for rank, clock in clock_of.items()}
+    tied = found["source"].map(offset).notna() & found["target"].map(offset).notna()
+    found = found[tied].copy()
+    for side, names in (("source", ("send_ns", "send_end_ns")), ("target", ("receive_ns", "receive_end_ns"))):
+        shift = found[side].map(offset).astype("int64")
+        for name in names:
+            found[name] -= shift
+    ready = np.maximum(found["send_ns"], found["receive_ns"])
+    return found.assign(transfer_ns=np.maximum(found["receive_end_ns"] - ready, 0)).reset_index(drop=True)
+
+
+def _pairs(host_traces: list[HostTrace]) -> pd.DataFrame:
+    """Sends joined with their receives; times on each side's own clock."""
+    sends, receives = [], []
+    for trace in host_traces:
+        for word, side in (("send", sends), ("recv", receives)):
+            places = np.flatnonzero((trace.kind == word) & (trace.peer >= 0))
+            window = trace.window_of(trace.start[places])
+            places, window = places[window >= 0], window[window >= 0]
+            call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
+            side.append(
+                pd.DataFrame(
+                    {
+                        "rank": trace.rank,
+                        "peer": trace.peer[places],
+                        "window": window,
+                        "step": [trace.windows[w][0] for w in window],
+                        "call_ns": call,
+                        "end_ns": trace.end[places],
+                        "gap_ns": _gap_before(trace, call) if word == "send" else 0,
+                        "bytes": trace.size[places],
+                        "file": trace.file,
+                        "line": trace.line[places],
+                    }
+                )
+            )
+    left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()
+    right = pd.concat(receives, ignore_index=True) if receives else pd.DataFrame()
+    columns = ["step", "source", "target", "number", "bytes", "send_ns", "send_end_ns", "receive_ns", "receive_end_ns", "gap_ns", "file", "line"]
+    if not len(left) or not len(right):
+        return pd.DataFrame({c: pd.Series(dtype="int64") for c in columns})
+    for frame in (left, right):  # without step numbers the windows are counted
+        frame["step"] = np.where(frame["step"] < 0, frame["window"], frame["step"])
+    left, right = left.rename(columns={"rank": "source", "peer": "target"}), right.rename(columns={"rank": "target", "peer": "source"})
+    keys = ["step", "source", "target"]
+    for frame in (left, right):
+        frame.sort_values([*keys, "call_ns"], inplace=True, kind="stable")  # noqa: PD002
+        frame["number"] = frame.groupby(keys).cumcount()
+        frame["count"] = frame.groupby(keys)["number"].transform("size")
+    both = left.merge(right, on=[*keys, "number", "count"], suffixes=("", "_r"))
+    both = both.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns", "call_ns_r": "receive_ns", "end_ns_r": "receive_end_ns"})
+    return both[columns]
+
+
+def _gap_before(trace: HostTrace, calls: np.ndarray) -> np.ndarray:
+    """Time since anything ended on the main thread before each call."""
+    use = trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "collective", "data_load"))
+    start, end = trace.start[use], np.maximum.accumulate(trace.end[use])
+    before = np.searchsorted(start, calls, side="left") - 1
+    return np.where(before >= 0, np.maximum(calls - end[np.maximum(before, 0)], 0), 0)

@@ -1,0 +1,275 @@
+"""Pipeline instructions of each rank and step, read or reconstructed from traces."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.parsers.trace_host import BACKWARD
+from pipelog.tables import of_kind, table
+
+COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
+
+_CLASSES = {
+    "LoadMicroBatch": "load_micro_batch",
+    "ForwardPass": "forward",
+    "BackwardPass": "backward",
+    "SendActivation": "send_activation",
+    "RecvActivation": "recv_activation",
+    "SendGrad": "send_grad",
+    "RecvGrad": "recv_grad",
+    "ReduceTiedGrads": "reduce_tied_grads",
+    "ReduceGrads": "reduce_grads",
+    "OptimizerStep": "optimizer_step",
+}
+_FRAMES = {
+    "_exec_load_micro_batch": "load_micro_batch",
+    "_exec_forward_pass": "forward",
+    "_exec_backward_pass": "backward",
+    "_exec_send_activations": "send_activation",
+    "_exec_recv_activations": "recv_activation",
+    "_exec_send_grads": "send_grad",
+    "_exec_recv_grads": "recv_grad",
+    "_exec_reduce_tied_grads": "reduce_tied_grads",
+    "_exec_reduce_grads": "reduce_grads",
+    "_exec_optimizer_step": "optimizer_step",
+}
+_ANNOTATION = re.compile(r"(?<![A-Za-z])(" + "|".join(_CLASSES) + r")s?(?![a-z])")
+_PROLOGUE_NS = 500_000
+"""Python of a pass outside its operators (module hooks, timers, the engine's own bookkeeping): 0.1 - 0.4 ms on the recorded runs."""
+_NO_COMPUTE = frozenset({"aten::detach", "detach", "aten::clone", "aten::to", "aten::contiguous", "aten::empty", "aten::copy_", "aten::zero_"})
+
+
+@dataclass(frozen=True, slots=True)
+class HostTrace:
+    """The host's rows of one trace, as arrays in order of start. windows: (step, start, end), step -1 where it has no number."""
+
+    file: str
+    rank: int
+    clock: str
+    kind: np.ndarray
+    name: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    line: np.ndarray
+    sequence: np.ndarray
+    peer: np.ndarray
+    size: np.ndarray
+    launch: np.ndarray
+    main: np.ndarray
+    windows: list[tuple[int, int, int]]
+
+    @property
+    def sequenced(self) -> bool:
+        """Whether its operators carry autograd sequence numbers at all."""
+        return bool((self.sequence[self.kind == "cpu_op"] >= 0).any())
+
+    def window_of(self, times: np.ndarray) -> np.ndarray:
+        """Index of the window that holds each time, -1 where none does."""
+        begins = np.array([w[1] for w in self.windows], np.int64)
+        ends = np.array([w[2] for w in self.windows], np.int64)
+        place = np.searchsorted(begins, times, side="right") - 1
+        return np.where((place >= 0) & (times < ends[np.maximum(place, 0)]), place, -1)
+
+
+_KINDS = (
+    "cpu_op", "send", "recv", "collective", "comm_call", "frame", "annotation", "profiler_step", "optimizer_step", "data_load", "recompute",
+)  # fmt: skip
+
+
+@table("host_traces", needs=("placed",))
+def host_traces(placed: pa.Table) -> list[HostTrace]:
+    """The host's side of every trace whose rank is known, with its step windows: ProfilerStep, else between optimizer steps, else all."""
+    rows = of_kind(placed, *_KINDS)
+    rows = rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("device").cast(pa.string()), "cpu"), False))
+    if not rows.num_rows:
+        return []
+    arrays = {n: rows.column(n).cast(pa.string()).to_numpy(zero_copy_only=False) for n in ("file", "kind", "name", "stream", "clock")}
+    numbers = {
+        n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy()
+        for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")
+    }
+    value = pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()
+    out = []
+    for file in dict.fromkeys(arrays["file"]):
+        mine = np.flatnonzero((arrays["file"] == file) & (numbers["rank"] >= 0))
+        if not len(mine):
+            continue
+        mine = mine[np.lexsort((-numbers["dur_ns"][mine], numbers["start_ns"][mine]))]
+        kind, thread = arrays["kind"][mine], arrays["stream"][mine]
+        start = numbers["start_ns"][mine]
+        end = start + numbers["dur_ns"][mine]
+        out.append(
+            HostTrace(
+                file, int(numbers["rank"][mine[0]]), str(arrays["clock"][mine[0]]), kind, arrays["name"][mine], start, end, numbers["line"][mine],
+                value[mine], numbers["peer"][mine], numbers["bytes"][mine], numbers["launch_ns"][mine], thread == _main_thread(kind, thread),
+                _windows(kind, start, end, value[mine]),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _main_thread(kind: np.ndarray, thread: np.ndarray) -> str:
+    """The thread that calls train_batch: the one of ProfilerStep, else of the p2p calls, else the busiest."""
+    for wanted in ("profiler_step", "comm_call", "cpu_op"):
+        threads, counts = np.unique(thread[kind == wanted].astype(str), return_counts=True)
+        if len(threads):
+            return str(threads[np.argmax(counts)])
+    return ""
+
+
+def _windows(kind: np.ndarray, start: np.ndarray, end: np.ndarray, value: np.ndarray) -> list[tuple[int, int, int]]:
+    marks = np.flatnonzero(kind == "profiler_step")
+    if len(marks):  # ProfilerStep#N is DeepSpeed's step N + 1
+        return [(int(value[i]) + 1, int(start[i]), int(end[i])) for i in marks]
+    first, last = int(start.min()), int(end.max()) + 1
+    ends = np.unique(end[kind == "optimizer_step"])
+    if len(ends) > 1:
+        borders = [first, *(int(e) for e in ends[:-1]), last]
+        return [(-1, a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return [(-1, first, last)]
+
+
+@table("instructions", needs=("host_traces",))
+def instructions(host_traces: list[HostTrace]) -> pd.DataFrame:
+    """One row an instruction: file, rank, window, step, instruction, micro_batch, start_ns, end_ns, line, source.
+
+    source, best first: `annotation` (record_function ranges with DeepSpeed's instruction names), `stack` (frames of pipe/engine.py),
+    `operators` (reconstructed: forward and backward passes are the runs of operators between messages; see `_from_operators`).
+    """
+    parts = []
+    for trace in host_traces:
+        for source in (_from_annotations, _from_frames, _from_operators):
+            found = source(trace)
+            if found is not None:
+                parts.append(found)
+                break
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+
+
+def _named(trace: HostTrace, places: np.ndarray, words: list[str], source: str) -> pd.DataFrame | None:
+    """Rows of instructions that the trace names; micro-batches are counted by kind within the step."""
+    rows = pd.DataFrame(
+        {
+            "file": trace.file,
+            "rank": trace.rank,
+            "window": trace.window_of(trace.start[places]),
+            "instruction": words,
+            "start_ns": trace.start[places],
+            "end_ns": trace.end[places],
+            "line": trace.line[places],
+            "source": source,
+        }
+    )
+    rows = rows[rows["window"] >= 0]
+    if not {"forward", "backward"} <= set(rows["instruction"]):
+        return None
+    rows["step"] = [trace.windows[w][0] for w in rows["window"]]
+    rows["micro_batch"] = rows.groupby(["window", "instruction"]).cumcount()
+    return rows[COLUMNS]
+
+
+def _from_annotations(trace: HostTrace) -> pd.DataFrame | None:
+    places = [i for i in np.flatnonzero(trace.kind == "annotation") if _ANNOTATION.search(str(trace.name[i]))]
+    words = [_CLASSES[_ANNOTATION.search(str(trace.name[i])).group(1)] for i in places]  # type: ignore[union-attr]
+    return _named(trace, np.array(places, np.int64), words, "annotation") if places else None
+
+
+def _from_frames(trace: HostTrace) -> pd.DataFrame | None:
+    places = [i for i in np.flatnonzero(trace.kind == "frame") if str(trace.name[i]) in _FRAMES]
+    return _named(trace, np.array(places, np.int64), [_FRAMES[str(trace.name[i])] for i in places], "stack") if places else None
+
+
+def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
+    """Reconstruct passes from the operators of the main thread (CPU traces: there the operator is the work).
+
+    Messages cut the thread into stretches. A backward pass is a run of `autograd::engine::evaluate_function`. What else a stretch
+    holds is a forward pass if it makes gradients (its autograd sequence number rises): it begins after the last `detach` before
+    the first such operator, since DeepSpeed ends a receive and a load with one, and ends with the last operator.
+    What lies between the end of the work before and the beginning of a forward pass of a stage that loads data is its load.
+    """
+    use = trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))
+    use &= ~((trace.kind == "comm_call") & np.isin(trace.name, ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")))
+    if not (use & np.isin(trace.kind, ("send", "recv"))).any():
+        return None
+    places = np.flatnonzero(use)
+    window = trace.window_of(trace.start[places])
+    places, window = places[window >= 0], window[window >= 0]
+    backward = np.fromiter((str(n).startswith(BACKWARD) for n in trace.name[places]), bool, len(places))
+    operator = trace.kind[places] == "cpu_op"
+    group = np.where(~operator, 0, np.where(backward, 2, 1))
+    inside = _in_optimizer(trace, places)
+    group[inside] = 0
+    edges = np.flatnonzero(np.concatenate(([True], (group[1:] != group[:-1]) | (window[1:] != window[:-1]) | (group[1:] == 0))))
+    rows: list[tuple[int, str, int, int, int]] = []
+    for begin, end in zip(edges, [*edges[1:], len(places)], strict=True):
+        kind = group[begin]
+        if kind == 0:
+            continue
+        run = places[begin:end]
+        if kind == 2:
+            rows.append((int(window[begin]), "backward", int(trace.start[run[0]]), int(trace.end[run].max()), int(trace.line[run[0]])))
+            continue
+        following = trace.sequence[places[end]] if end < len(places) and group[end] == 1 else -1.0
+        first = _forward_begins(trace, run, following)
+        if first is not None:
+            rows.append((int(window[begin]), "forward", int(trace.start[run[first]]), int(trace.end[run].max()), int(trace.line[run[first]])))
+    messages = places[np.isin(trace.kind[places], ("send", "recv"))]
+    for i in messages:
+        begin = trace.launch[i] if trace.launch[i] > 0 else trace.start[i]
+        rows.append((int(trace.window_of(trace.start[i : i + 1])[0]), str(trace.kind[i]), int(begin), int(trace.end[i]), int(trace.line[i])))
+    found = pd.DataFrame(rows, columns=["window", "instruction", "start_ns", "end_ns", "line"]).sort_values("start_ns", kind="stable")
+    if not {"forward", "backward"} <= set(found["instruction"]):
+        return None
+    _with_prologue(found)
+    found = found.assign(file=trace.file, rank=trace.rank, source="operators", step=[trace.windows[w][0] for w in found["window"]])
+    found["micro_batch"] = found.groupby(["window", "instruction"]).cumcount()
+    return found[COLUMNS]
+
+
+def _with_prologue(found: pd.DataFrame) -> None:
+    """Stretch forward passes to the message after them and backward passes to what comes before, over short gaps."""
+    kind = found["instruction"].to_numpy()
+    window = found["window"].to_numpy()
+    start, end = found["start_ns"].to_numpy().copy(), found["end_ns"].to_numpy().copy()
+    same = window[1:] == window[:-1]
+    gap = start[1:] - end[:-1]
+    short = same & (gap > 0) & (gap <= _PROLOGUE_NS)
+    stretch = short & (kind[:-1] == "forward") & (kind[1:] != "backward")
+    end[:-1][stretch] = start[1:][stretch]
+    early = short & (kind[1:] == "backward")
+    start[1:][early] = end[:-1][early]
+    found["start_ns"], found["end_ns"] = start, end
+
+
+def _in_optimizer(trace: HostTrace, places: np.ndarray) -> np.ndarray:
+    """Which operators lie in an optimizer step."""
+    marks = np.flatnonzero(trace.kind == "optimizer_step")
+    if not len(marks):
+        return np.zeros(len(places), bool)
+    begins, ends = trace.start[marks], trace.end[marks]
+    at = np.searchsorted(begins, trace.start[places], side="right") - 1
+    return (at >= 0) & (trace.start[places] < ends[np.maximum(at, 0)])
+
+
+def _forward_begins(trace: HostTrace, run: np.ndarray, following: float) -> int | None:
+    """Place in *run* where the forward pass begins, None where the run is no forward pass."""
+    sequence = trace.sequence[run]
+    after = np.append(sequence[1:], following if following >= 0 else sequence[-1])
+    rises = np.flatnonzero((sequence >= 0) & (after > sequence))
+    names = trace.name[run]
+    if len(rises):
+        first = int(rises[0])
+    elif not trace.sequenced:  # no sequence numbers in this trace: the first operator that computes
+        computing = [i for i, n in enumerate(names) if str(n) not in _NO_COMPUTE]
+        if not computing:
+            return None
+        first = computing[0]
+    else:
+        return None
+    detached = [i for i in range(first) if str(names[i]) in ("aten::detach", "detach")]
+    return detached[-1] + 1 if detached else 0
