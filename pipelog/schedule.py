@@ -7,7 +7,8 @@ DeepSpeed runs 1F1B with a flush (PipeDream-Flush) and nothing else.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
@@ -58,53 +59,73 @@ def p2p_order(stage: int, p: int, m: int, *, receive_first: bool = True) -> list
     return order
 
 
-def replay(
-    forward: np.ndarray,
-    backward: np.ndarray,
-    *,
-    load: np.ndarray | None = None,
-    activation_transfer: np.ndarray | None = None,
-    grad_transfer: np.ndarray | None = None,
-    start: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
-    """Run the dependency graph of 1F1B on given durations.
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What a replay takes in beside the passes themselves; all in the unit of the passes, zero where not given.
 
-    forward, backward, load: (..., p, m) durations; activation_transfer, grad_transfer: (..., p-1, m) from stage s to s+1, and back.
-    start: (..., p) when a stage may begin. Leading axes (steps, replicas) are independent runs. A transfer is ready for the
-    receiver at the end of the producer's work plus its duration; stages do their work in TrainSchedule's order.
-    Returns end times: "forward" and "backward" (..., p, m), "phase" (...): last backward of any stage minus the first forward's
-    start, and "first" (...), the start of the first forward.
+    load (…, p, m): to get the batch, before the forward pass. before_forward, before_backward (…, p, m): idle time of the host before
+    a pass. activation, grad (…, p-1, m): transfers over the edge between stage s and s+1, down and up. before_send_activation,
+    before_send_grad (…, p-1, m): idle time of the sender right before its call; the sender is held up by it as well.
+    """
+
+    load: np.ndarray | float = 0.0
+    before_forward: np.ndarray | float = 0.0
+    before_backward: np.ndarray | float = 0.0
+    activation: np.ndarray | float = 0.0
+    grad: np.ndarray | float = 0.0
+    before_send_activation: np.ndarray | float = 0.0
+    before_send_grad: np.ndarray | float = 0.0
+
+
+def replay(forward: np.ndarray, backward: np.ndarray, delays: Delays | None = None, *, receive_first: bool = True) -> np.ndarray:
+    """Length of the pipeline phase when TrainSchedule runs on given durations.
+
+    forward, backward: (..., p, m); leading axes are independent runs (steps, replicas). Instructions run in DeepSpeed's order: in a
+    forward slot SendGrad of the micro-batch before, RecvActivation, LoadMicroBatch, ForwardPass; in a backward slot RecvGrad,
+    SendActivation of the micro-batch before, BackwardPass. So an activation leaves only after the gradient of that slot has come
+    (receive_first; releases before v0.8.3 send first). Sends do not wait for the receiver. Returns last backward's end minus the first
+    forward's start, shape (...). With equal stages and no delays that is (m + p - 1)(tF + tB).
     """
     *lead, p, m = forward.shape
-    zero = np.zeros(tuple(lead))
-    f_end, b_end = np.zeros_like(forward, dtype=float), np.zeros_like(backward, dtype=float)
-    free = [start[..., s].astype(float) if start is not None else zero.copy() for s in range(p)]
-    first = np.full(tuple(lead), np.inf)
+    given = delays or Delays()
+    d = {f.name: np.broadcast_to(getattr(given, f.name), (*lead, p - 1 if "send" in f.name or f.name in ("activation", "grad") else p, m)) for f in fields(given)}
+    free = [np.zeros(lead) for _ in range(p)]
+    activation, grad = np.zeros((*lead, p, m)), np.zeros((*lead, p, m))  # when they have arrived
+    begin, last = np.full(lead, np.inf), np.zeros(lead)
     for step in range(2 * (m + p - 1)):
-        for s in range(p):
-            work = _work_at(step, s, p, m)
-            if work is None:
+        now = [_work_at(step, s, p, m) for s in range(p)]
+        before = [_work_at(step - 1, s, p, m) for s in range(p)]
+        for s in range(1, p):  # SendGrad
+            if before[s] and before[s][0] == "backward":
+                k = before[s][1]
+                free[s] = free[s] + d["before_send_grad"][..., s - 1, k]
+                grad[..., s - 1, k] = free[s] + d["grad"][..., s - 1, k]
+        for s in range(p):  # RecvGrad, SendActivation
+            got = free[s]
+            if now[s] and now[s][0] == "backward" and s < p - 1:
+                got = np.maximum(got, grad[..., s, now[s][1]])
+            if before[s] and before[s][0] == "forward" and s < p - 1:
+                k = before[s][1]
+                leave = (got if receive_first else free[s]) + d["before_send_activation"][..., s, k]
+                activation[..., s + 1, k] = leave + d["activation"][..., s, k]
+                got = np.maximum(got, leave)
+            free[s] = got
+        for s in range(p):  # RecvActivation, LoadMicroBatch, ForwardPass; BackwardPass
+            if now[s] is None:
                 continue
-            kind, k = work
+            kind, k = now[s]
             if kind == "forward":
-                ready = free[s]
-                if s > 0:
-                    sent = f_end[..., s - 1, k] + (activation_transfer[..., s - 1, k] if activation_transfer is not None else 0)
-                    ready = np.maximum(ready, sent)
-                if load is not None:
-                    ready = ready + load[..., s, k]
-                first = np.minimum(first, ready)
-                free[s] = f_end[..., s, k] = ready + forward[..., s, k]
+                start = np.maximum(free[s], activation[..., s, k]) + d["load"][..., s, k] + d["before_forward"][..., s, k]
+                begin = np.minimum(begin, start)
+                free[s] = start + forward[..., s, k]
             else:
-                ready = free[s]
-                if s < p - 1:
-                    sent = b_end[..., s + 1, k] + (grad_transfer[..., s, k] if grad_transfer is not None else 0)
-                    ready = np.maximum(ready, sent)
-                free[s] = b_end[..., s, k] = ready + backward[..., s, k]
-    return {"forward": f_end, "backward": b_end, "first": first, "phase": b_end.max(axis=(-2, -1)) - first}
+                free[s] = free[s] + d["before_backward"][..., s, k] + backward[..., s, k]
+                last = np.maximum(last, free[s])
+    return last - begin
 
 
-def _work_at(step: int, stage: int, p: int, m: int) -> tuple[Any, int] | None:
+def _work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:
+    """What a stage computes at a step of the schedule; at one of wrong parity or out of range nothing."""
     if (step - stage) % 2 == 0:
         k = (step - stage) // 2
         return ("forward", k) if 0 <= k < m else None

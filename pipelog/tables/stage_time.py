@@ -68,6 +68,7 @@ def _of_window(trace: HostTrace, window: int, mine: pd.DataFrame, shift: int | N
         "first_ns": int(start.min()) - off,
         "step_start_ns": opened - off,
         "step_end_ns": closed - off,
+        "shift_ns": off,
         "tied": shift is not None,
         "file": trace.file,
         "line": int(mine["line"].iloc[heaviest]),
