@@ -109,18 +109,17 @@ def _belongs(name: str, pattern: str, share: float, lines: list[str]) -> bool:
     return True
 
 
-def clean(texts: pa.Array) -> pa.Array:
-    """Valid UTF-8 strings without colours and NUL of an array of bytes."""
+def clean(texts: pa.Array, *, odd: bool = True) -> pa.Array:
+    """Valid UTF-8 strings without colours and NUL of an array of bytes. odd: there may be some; looking costs more than the rest."""
     try:
         out = texts.cast(pa.string())
     except pa.ArrowInvalid:
         out = pa.array([t.decode("utf-8", "replace") for t in texts.to_pylist()], pa.string())
-    if not len(out):
-        return out
-    if pc.any(pc.match_substring(out, "\x1b")).as_py():
-        out = pc.replace_substring_regex(out, ANSI, "")
-    if pc.any(pc.match_substring(out, "\0")).as_py():
-        out = pc.replace_substring(out, "\0", "")
+    if odd and len(out):
+        if pc.any(pc.match_substring(out, "\x1b")).as_py():
+            out = pc.replace_substring_regex(out, ANSI, "")
+        if pc.any(pc.match_substring(out, "\0")).as_py():
+            out = pc.replace_substring(out, "\0", "")
     return out
 
 
@@ -143,10 +142,11 @@ def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bo
     logger = pc.extract_regex(heads, _LOGGER)
     stamp, rank = logger.field("stamp"), _number(logger.field("rank"), pa.int32())
     stamp = pc.if_else(pc.is_valid(logger), stamp, None)
-    left = pc.and_(pc.is_null(logger), pc.match_substring(heads, "["))
+    left = pc.and_(pc.is_null(logger), pc.match_substring_regex(heads, r"\[|rank=\d+ $"))
     if pc.any(left).as_py():
         rest = pc.if_else(left, heads, None)
-        stamp = pc.coalesce(stamp, pc.extract_regex(rest, _ANY_STAMP).field("stamp"))
+        dated = pc.if_else(pc.match_substring(rest, "[20"), rest, None)
+        stamp = pc.coalesce(stamp, pc.extract_regex(dated, _ANY_STAMP).field("stamp"))
         ranks = pc.extract_regex(rest, _ANY_RANK)
         rank = pc.coalesce(rank, _number(ranks.field("rank"), pa.int32()), _number(ranks.field("old"), pa.int32()))
     rank = pc.if_else(pc.less(rank, 0), None, rank)
@@ -187,7 +187,7 @@ def _number(column: pa.Array, dtype: pa.DataType) -> pa.Array:
 
 def _stamp_ns(stamps: pa.Array) -> pa.Array:
     """Nanoseconds since the epoch of 'YYYY-mm-dd HH:MM:SS,mmm', taken as UTC; null where it is no date."""
-    text = pc.replace_substring(stamps, ",", ".")
+    text = pc.replace_substring(pc.if_else(pc.equal(stamps, ""), pa.scalar(None, stamps.type), stamps), ",", ".")
     text = pc.replace_substring_regex(text, r"(\.\d{9})\d+$", r"\1")
     try:
         return pc.cast(pc.cast(text, pa.timestamp("ns")), pa.int64())
