@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _SAMPLE = 256 << 10
 _MOST_SKIPPED = 200
 """How many skipped places of one file are listed; the rest are counted."""
+_MOST_BLOCKS = 32
+"""How many blocks of one kind may begin on one line."""
 
 
 def read_log(source: Source) -> tuple[pa.Table, Input]:
@@ -161,7 +163,7 @@ class _Reader:
         self, parser: BlockParser, chunk: Chunk, found: Found, columns: dict[str, pa.Array], which: np.ndarray, ahead: _Ahead
     ) -> list[pa.Table]:
         rows: list[Row] = []
-        for i in which.tolist():
+        for i in self._few(parser, found, which):
             head = columns["_head"][i].as_py()
             if parser.head and not pc.match_substring_regex(pa.array([head]), parser.head)[0].as_py():
                 continue
@@ -175,6 +177,17 @@ class _Reader:
             return []
         names = list(dict.fromkeys(key for row in rows for key in row))
         return [self._finish(pa.table({name: self._column(name, rows) for name in names}))]
+
+    def _few(self, parser: BlockParser, found: Found, which: np.ndarray) -> Iterator[int]:
+        """The marks that may begin a block: a line with very many of them is no log, and each would read it to its end."""
+        line, begun = -1, 0
+        for i in which.tolist():
+            begun = begun + 1 if found.line_start[i] == line else 1
+            line = int(found.line_start[i])
+            if begun <= _MOST_BLOCKS:
+                yield i
+            elif begun == _MOST_BLOCKS + 1:
+                self._skip(Skipped(None, f"{parser.key}: a line with more than {_MOST_BLOCKS} of them"))
 
     def _column(self, name: str, rows: list[Row]) -> pa.Array:
         """One column of a block's rows; what its type cannot hold becomes null and is listed as skipped."""

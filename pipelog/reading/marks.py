@@ -78,6 +78,8 @@ def find(data: bytes) -> Found | None:
     # `global_step=7` and `total_steps: 9` hold marks that begin no record: a mark that is a word must begin one
     before = np.where(start > 0, buffer[np.maximum(start - 1, 0)], 32)
     inside = table.wordy[flat[:, 0]] & (((before | 32) - 97 < 26) | (before == 95))
+    if b"\x1b[" in data:
+        inside &= ~_after_colour(buffer, start)
     keep = (parser >= 0) & ~inside
     if not keep.any():
         return None
@@ -96,6 +98,16 @@ def find(data: bytes) -> Found | None:
     end[:-1] = np.minimum(end[:-1], start[1:])
     head[1:] = np.maximum(head[1:], start[:-1])
     return Found(parser, head, start, end, line, line_start, opener)
+
+
+def _after_colour(buffer: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Where what stands just before *start* is the last letter of a colour or cursor move (`ESC[1m`), and so no part of a word."""
+    at = np.maximum(start - 2, 0)
+    for _ in range(16):
+        byte = buffer[at]
+        at = np.maximum(at - (((byte >= 48) & (byte <= 57)) | (byte == 59)), 0)
+    coloured: np.ndarray = (buffer[at] == 91) & (buffer[np.maximum(at - 1, 0)] == 27) & (start > 2)
+    return coloured
 
 
 def cut(data: bytes, begin: np.ndarray, end: np.ndarray) -> pa.Array:
