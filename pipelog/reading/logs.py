@@ -139,14 +139,14 @@ class _Reader:
         mine = {k: v.take(take) for k, v in columns.items()}
         texts, before = heads.clean(mine.pop("_text")), mine.pop("_head")
         match = pc.extract_regex(texts, parser.pattern)
-        keep = pc.is_valid(match)
+        keep, torn = pc.is_valid(match), pc.is_null(match)
         groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)}
         if parser.head:
             match_head = pc.extract_regex(before, parser.head)
-            keep = pc.and_(keep, pc.is_valid(match_head))
+            keep, torn = pc.and_(keep, pc.is_valid(match_head)), pc.and_(torn, pc.is_valid(match_head))
             groups |= {match_head.type.field(i).name: match_head.field(i) for i in range(match_head.type.num_fields)}
         if parser.torn:
-            torn = pc.and_(pc.invert(keep), pc.match_substring_regex(texts, parser.torn))
+            torn = pc.and_(torn, pc.match_substring_regex(texts, parser.torn))
             for line, text in zip(mine["line"].filter(torn).to_pylist(), texts.filter(torn).to_pylist(), strict=True):
                 self._skip(Skipped(line, f"{parser.key}: the record is broken off: {text[:80]!r}"))
         found = Records(groups, mine).where(keep)
