@@ -26,7 +26,7 @@ def golden_rows(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("log", LOGS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_log_gives_its_golden_rows(log: Path, *, update: bool) -> None:
     golden = log.with_suffix(".events.jsonl")
-    rows = golden_rows(log)
+    lines = [json.dumps(row, ensure_ascii=False) for row in golden_rows(log)]  # as text, since a NaN equals no NaN
     if update:
-        golden.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    assert rows == [json.loads(line) for line in golden.read_text().splitlines()]
+        golden.write_text("".join(f"{line}\n" for line in lines))
+    assert lines == golden.read_text().splitlines()
