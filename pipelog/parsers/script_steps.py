@@ -1,0 +1,48 @@
+"""What training scripts print of a step themselves, in the commonest forms, on a line of its own.
+
+    step: 290, loss: 0.18337950110435486
+    step 290, loss: 0.1834, lr: 0.0001
+    {'loss': 2.1177, 'learning_rate': 0.0001874402217563114, 'epoch': 0.28}          Hugging Face Trainer: says no step
+    {'eval_loss': 2.0713, 'eval_runtime': 12.8, 'epoch': 0.28}
+
+Read are loss, learning rate and gradient norm; what else stands in such a line means something else in every script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.parsing import Records, Rows, records
+
+_NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)"
+_TRAINER = (("loss", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "learning_rate"))
+
+
+@records(
+    "script-step",
+    mark=(", loss:", ", Loss:"),
+    pattern=rf"^, [lL]oss: ?(?P<loss>{_NUMBER})(?:, [A-Za-z][\w ]*: {_NUMBER})*\s*$",
+    head=r"(?:^|[\]>:|] ?)[sS]tep:? ?(?P<step>\d{1,9})$",
+)
+def step(found: Records) -> Iterator[Rows]:
+    """The loss of a step."""
+    yield found.rows("scalar", "loss", step=found.int("step"), value=found.float("loss"))
+
+
+@records(
+    "script-trainer",
+    mark="{'loss': ",
+    pattern=rf"^\{{'loss': '?(?P<loss>{_NUMBER})'?(?:, 'grad_norm': '?(?P<grad_norm>{_NUMBER})'?)?(?:, 'learning_rate': '?(?P<learning_rate>{_NUMBER})'?)?[,}}]",
+    torn=r"^\{'loss': \d[^}]*$",
+)
+def trainer(found: Records) -> Iterator[Rows]:
+    """The figures of a logging interval of Hugging Face's Trainer."""
+    for group, name in _TRAINER:
+        mine = found.where(found.has(group))
+        yield mine.rows("scalar", name, value=mine.float(group))
+
+
+@records("script-evaluation", mark="{'eval_loss': ", pattern=rf"^\{{'eval_loss': '?(?P<loss>{_NUMBER})'?[,}}]")
+def evaluation(found: Records) -> Iterator[Rows]:
+    """The loss of an evaluation of Hugging Face's Trainer."""
+    yield found.rows("scalar", "eval_loss", value=found.float("loss"))
