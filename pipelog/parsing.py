@@ -219,7 +219,7 @@ def _integers(values: pa.Array) -> pa.Array:
 class Block:
     """A record over several lines.
 
-    first: the text from the mark to the end of its line. head: what stood before it. line: number of that line.
+    first: the text from the mark to the end of its line or to the parser's next mark on it. head: what stood before it. line: number of that line.
     """
 
     first: str

@@ -44,8 +44,9 @@ def operators(found: Slice) -> pa.Table:
     marked = _ranges(found.where(ranges)) if ranges else None
     if marked is not None:
         tables.append(marked)
-        taken = set(marked["line"].to_pylist())
-        found = found.where([i for i in range(len(found.events)) if i not in set(ranges) or int(found.index[i]) not in taken])
+    taken = set(calls) | ({i for i in ranges if int(found.index[i]) in set(marked["line"].to_pylist())} if marked is not None else set())
+    if taken:
+        found = found.where([i for i in range(len(found.events)) if i not in taken])
     starts, durations = found.ts_ns(), found.dur_ns()
     _, thread = np.unique(np.array([str(e.tid) for e in found.events]), return_inverse=True)
     keep = outermost(thread, starts, durations)

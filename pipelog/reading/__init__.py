@@ -1,1 +1,147 @@
 """Files → events: what a file is, its bytes, the scan, heads, traces, the cache."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+import pipelog.parsers
+from pipelog.errors import BadReport, NoInput
+from pipelog.events import Events, Input, Skipped, conform, join
+from pipelog.reading import cache, sniff
+from pipelog.reading.configs import read_config
+from pipelog.reading.files import Source, sources
+from pipelog.reading.flight import read_flight
+from pipelog.reading.logs import read_log
+from pipelog.reading.monitors import read_monitor
+from pipelog.reading.traces import read_trace
+from pipelog.registry import load
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+_READERS: dict[str, Callable[[Source], tuple[pa.Table, Input]]] = {
+    "log": read_log,
+    "trace": read_trace,
+    "config": read_config,
+    "monitor": read_monitor,
+    "flight-recorder": read_flight,
+}
+_WORTH_PROCESSES = 48 << 20
+"""Bytes from which on starting processes (about a second for their imports) pays."""
+
+
+def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Progress | None = None, cached: bool = False) -> Events:
+    """Read files and folders into one event table.
+
+    jobs: processes to use (None: as many as there are cores, where the files are large). cached: use and fill the cache. Raises
+    NoInput where a path does not exist or nothing could be read; what a file holds never raises, it is listed in its input.
+    """
+    found, refused = sources(paths)
+    done: list[Events] = []
+    total, finished = sum(s.bytes for s in found), 0
+    for source, events in zip(found, _each(found, _workers(found, jobs), cached=cached), strict=True):
+        done.append(events)
+        finished += source.bytes
+        if progress is not None:
+            progress(finished, total)
+    inputs = [i for e in done for i in e.inputs] + refused
+    if not any(i.kind != "ignored" for i in inputs):
+        reasons = {s.why for i in inputs for s in i.skipped}
+        raise NoInput(f"nothing to read in {', '.join(str(p) for p in paths)}: {'; '.join(sorted(reasons)) or 'no file'}")
+    roots = {s.shown: str(s.path) for s in found}
+    return Events(join([e.table for e in done]), inputs, roots)
+
+
+def _workers(found: Sequence[Source], jobs: int | None) -> int:
+    if len(found) < 2 or sum(s.bytes for s in found) < _WORTH_PROCESSES:
+        return 1
+    return max(1, min(jobs or len(os.sched_getaffinity(0)), len(found)))
+
+
+def _each(found: Sequence[Source], workers: int, *, cached: bool) -> Iterator[Events]:
+    """The events of each file, in order. Between processes they travel as Arrow files, never as pickled rows."""
+    if workers == 1:
+        for source in found:
+            yield read_one(source, cached=cached)
+        return
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="pipelog-") as folder, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        by_size = sorted(range(len(found)), key=lambda i: -found[i].bytes)  # the largest first, so that none is left for the end
+        futures = {i: pool.submit(_to_file, found[i], os.path.join(folder, f"{i}.arrow"), cached=cached) for i in by_size}
+        for i in range(len(found)):
+            yield _from_file(*futures[i].result())
+
+
+def _to_file(source: Source, path: str, *, cached: bool) -> tuple[str, list[Input]]:
+    events = read_one(source, cached=cached)
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, events.table.schema) as writer:
+        writer.write_table(events.table)
+    return path, events.inputs
+
+
+def _from_file(path: str, inputs: list[Input]) -> Events:
+    with pa.memory_map(path) as mapped:
+        table = pa.ipc.open_file(mapped).read_all()
+    Path(path).unlink()  # the mapping keeps the data
+    return Events(table, inputs)
+
+
+def read_one(source: Source, *, cached: bool = False) -> Events:
+    """The events of one file. Never raises for what it holds or for missing permissions."""
+    place = cache.place(source) if cached else None
+    if place is not None and (kept := cache.load(place)) is not None:
+        return kept
+    try:
+        kind, why = sniff.kind(source)
+        events = _read(source, kind, why)
+    except OSError as error:
+        why = f"ignored, because it could not be read: {error.strerror or error}"
+        return Events(_nothing(), [Input(source.shown, "ignored", source.bytes, skipped=[Skipped(None, why)])])
+    if place is not None and kind in ("log", "trace"):
+        cache.keep(place, events)
+    return events
+
+
+def _read(source: Source, kind: str, why: str | None) -> Events:
+    if kind == "events":
+        try:
+            return _whole_table(source)
+        except BadReport as error:
+            kind, why = "ignored", f"ignored, because it is {error}"
+    if kind == "ignored":
+        return Events(_nothing(), [Input(source.shown, "ignored", source.bytes, skipped=[Skipped(None, why or "ignored")])])
+    load(pipelog.parsers)
+    table, given = _READERS[kind](source)
+    return Events(table, [given])
+
+
+def _whole_table(source: Source) -> Events:
+    """An event table that pipelog wrote: its inputs come with it."""
+    events = Events.read(source.path)
+    return Events(events.table, [Input(source.shown, "events", source.bytes, events.table.num_rows), *events.inputs])
+
+
+def _nothing() -> pa.Table:
+    return conform(pa.table({"line": pa.array([], pa.int64())}))
+
+
+def cite(events: Events, wanted: Iterable[tuple[str, int]], most: int = 400) -> dict[tuple[str, int], str]:
+    """The text of lines (file as shown, number), cut at *most* characters; what cannot be read again is left out."""
+    from pipelog.reading.lines import texts  # noqa: PLC0415  (only reports cite)
+
+    by_file: dict[str, set[int]] = {}
+    for file, line in wanted:
+        by_file.setdefault(file, set()).add(line)
+    kinds = {i.path: i.kind for i in events.inputs}
+    out: dict[tuple[str, int], str] = {}
+    for file, lines in by_file.items():
+        if kinds.get(file) in ("log", "config", "monitor") and (path := events.roots.get(file)):
+            out |= {(file, number): text for number, text in texts(Path(path), lines, most).items()}
+    return out

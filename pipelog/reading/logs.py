@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,12 +164,12 @@ class _Reader:
         self, parser: BlockParser, chunk: Chunk, found: Found, columns: dict[str, pa.Array], which: np.ndarray, ahead: _Ahead
     ) -> list[pa.Table]:
         rows: list[Row] = []
-        for i in self._few(parser, found, which):
+        for i, limit in self._few(parser, found, which):
             head = columns["_head"][i].as_py()
             if parser.head and not pc.match_substring_regex(pa.array([head]), parser.head)[0].as_py():
                 continue
             known = {k: columns[k][i].as_py() for k in ("rank", "host", "label", "clock", "start_ns", "line")}
-            for row in parser.parse(self._block(parser, chunk, found, i, head, ahead)):
+            for row in parser.parse(self._block(parser, chunk, found, i, limit, head, ahead)):
                 if isinstance(row, Skipped):
                     self._skip(row)
                 else:
@@ -178,14 +179,14 @@ class _Reader:
         names = list(dict.fromkeys(key for row in rows for key in row))
         return [self._finish(pa.table({name: self._column(name, rows) for name in names}))]
 
-    def _few(self, parser: BlockParser, found: Found, which: np.ndarray) -> Iterator[int]:
-        """The marks that may begin a block: a line with very many of them is no log, and each would read it to its end."""
+    def _few(self, parser: BlockParser, found: Found, which: np.ndarray) -> Iterator[tuple[int, int]]:
+        """The marks that may begin a block, and where the next one stands: a line with very many of them is no log."""
         line, begun = -1, 0
-        for i in which.tolist():
+        for i, limit in zip(which.tolist(), [*found.start[which[1:]].tolist(), sys.maxsize], strict=True):
             begun = begun + 1 if found.line_start[i] == line else 1
             line = int(found.line_start[i])
             if begun <= _MOST_BLOCKS:
-                yield i
+                yield i, limit
             elif begun == _MOST_BLOCKS + 1:
                 self._skip(Skipped(None, f"{parser.key}: a line with more than {_MOST_BLOCKS} of them"))
 
@@ -206,7 +207,7 @@ class _Reader:
             self._skip(Skipped(row["line"], f"{name}: {str(row[name])[:40]} is out of range"))
             return None
 
-    def _block(self, parser: BlockParser, chunk: Chunk, found: Found, i: int, head: str, ahead: _Ahead) -> Block:
+    def _block(self, parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, head: str, ahead: _Ahead) -> Block:
         start = int(found.start[i])
         newline = chunk.data.find(b"\n", start)
         newline = len(chunk.data) if newline < 0 else newline
@@ -214,7 +215,7 @@ class _Reader:
         strip = self.prefix.compiled
         opener = chunk.data[int(found.line_start[i]) : start]
         writer = _writer(strip, opener)
-        first = heads.clean_line(chunk.data[start:newline].partition(b"\r")[0])
+        first = heads.clean_line(chunk.data[start : min(newline, limit)].partition(b"\r")[0])
         number = int(chunk.first + found.line[i])
         rest = _lines(chunk, newline + 1, number + 1, ahead, parser.most - 1)
         own = ((n, text[m.end() :]) for n, text, m in ((n, t, strip.match(t)) for n, t in rest) if m and _key(m) == writer)

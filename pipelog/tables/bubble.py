@@ -33,6 +33,11 @@ class Bubble:
     where: list[tuple[str, int]] = field(default_factory=list)
     note: str | None = None
 
+    @property
+    def certain(self) -> float | None:
+        """What a claim may rest on: rank-0 timers hold reductions and untimed work in `measured`, so there it is `low`."""
+        return self.low if self.source == "timers" and self.per_stage and self.per_stage[0]["stage"] == 0 else self.measured
+
 
 @table("bubble_by_stage", needs=("stage_time",))
 def bubble_by_stage(stage_time: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,5 @@
+"""python -m pipelog."""
+
+from pipelog.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""Numbers and lists as a reader wants them: no more digits than they deserve, always with a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def percent(share: float) -> str:
+    """0.4286 → "42.9 %"; whole per cents from 100 on."""
+    value = share * 100
+    return f"{value:.0f} %" if abs(value) >= 99.95 else f"{value:.1f} %"
+
+
+def seconds(ns: float) -> str:
+    """A duration given in ns with a fitting unit and three digits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(ns) >= size:
+            return f"{digits(ns / size)} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def size(count: float) -> str:
+    """Bytes in binary units: 1.5 GiB."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= factor:
+            return f"{digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    magnitude = abs(value)
+    return f"{value:,.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """"1 rank", "3 ranks"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(items: Iterable[object], most: int = 6) -> str:
+    """"1, 2 and 3"; long lists end in how many more there are; runs of numbers are written 0-15."""
+    words = _runs(list(items))
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def _runs(items: list[object]) -> list[str]:
+    if len(items) < 4 or not all(isinstance(i, int) for i in items):
+        return [str(i) for i in items]
+    numbers = sorted(i for i in items if isinstance(i, int))
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]

@@ -1,0 +1,71 @@
+"""PL001 missing-ranks: the folder lacks ranks that the run had.
+
+What it does: compares the ranks that have a file of their own (a log named after its rank, a trace) with the world size, and the nodes
+whose launcher wrote into the folder with the number of nodes.
+Why it matters: the rank that began a failure, or the slowest one, may be the one whose file is not there.
+What to do: collect the missing files before you conclude anything about other ranks.
+When it is wrong: one merged log of all ranks is whole; recording a trace on some ranks only is common and only noted.
+Thresholds: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from pipelog._text import count, listed
+from pipelog.events import Input
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell
+from pipelog.tables.topology import Topology
+
+
+@detector("PL001", "missing-ranks", needs=("inputs", "topology", "facts"))
+def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame) -> Iterator[Finding]:
+    """One finding for logs, one for traces, one for nodes."""
+    world = topology.world_size
+    if not world:
+        raise CannotTell("the world size is not known")
+    logs = {i.notes["rank_from_name"]: i.path for i in inputs if i.kind == "log" and i.notes.get("rank_from_name") is not None}
+    traces = {i.notes["rank"]: i.path for i in inputs if i.kind == "trace" and i.notes.get("rank") is not None}
+    for have, what, severity in ((logs, "log", Severity.WARNING), (traces, "trace", Severity.INFO)):
+        missing = [r for r in range(world) if r not in have]
+        if have and missing and max(have) < world:
+            yield Finding(
+                "PL001",
+                "missing-ranks",
+                f"{count(len(have), f'{what} of a rank', f'{what}s of ranks')} for a world of {world}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+                severity,
+                Confidence.HIGH,
+                Where(ranks=tuple(missing) if len(missing) <= 64 else ()),
+                tuple(Evidence(path) for path in list(have.values())[:2]),
+                (Advice(f"add the {what}s of these ranks to the folder"),),
+            )
+    yield from _nodes(facts, topology)
+
+
+def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:
+    """The launcher of each node prints `nnodes=2, num_local_procs=4, node_rank=1`."""
+    total, seen = facts[facts["name"] == "launch.nnodes"], facts[facts["name"] == "launch.node_rank"]
+    if not len(total) or not len(seen):
+        return
+    nodes, present = int(total["value"].max()), {int(v) for v in seen["value"].dropna()}
+    missing = [n for n in range(nodes) if n not in present]
+    if not missing:
+        return
+    hosts = list(dict.fromkeys(h for h in topology.ranks["host"] if isinstance(h, str)))
+    names = [hosts[n] for n in missing if n < len(hosts)] if len(hosts) == nodes else []
+    per_node = (topology.world_size or 0) // nodes
+    ranks = topology.ranks[topology.ranks["host"].isin(names)]["rank"].tolist() if names else [r for n in missing for r in range(n * per_node, (n + 1) * per_node)]
+    yield Finding(
+        "PL001",
+        "missing-ranks",
+        f"the launcher of {count(len(present), 'node')} of {nodes} wrote here; the output of {'node' if len(missing) == 1 else 'nodes'} {listed(missing)} "
+        f"(ranks {listed(ranks)}) is missing",
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(ranks=tuple(int(r) for r in ranks) if len(ranks) <= 64 else (), hosts=tuple(names)),
+        cite(seen),
+        (Advice("add the output of these nodes to the folder"),),
+    )

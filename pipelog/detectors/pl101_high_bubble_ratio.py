@@ -1,0 +1,109 @@
+"""PL101 high-bubble-ratio: the pipeline idles more than it should.
+
+What it does: compares the measured idle share of the pipeline phase with a limit and with the ideal (p-1)/(v*m+p-1) of the
+schedule, and splits the difference: what fill and drain need, waiting caused by unequal stages, transfers, stalls, late data, host gaps.
+Why it matters: every idle per cent of the phase is a per cent of the job's GPUs that are paid for and do nothing.
+What to do: more micro-batches at the same global batch if the schedule is the reason; else the part that the split names: balance the
+stages, mend the link, feed the data faster. More stages make it worse.
+When it is wrong: rank 0's timers show stage 0 only and hold untimed work, so a claim from them rests on its lower bound; a profiler
+with Python stacks slows the host and widens the gaps.
+Thresholds: limit 0.25 (a quarter of the phase), above_ideal 0.10 (design: well beyond the noise of 0.01 - 0.03 between sources).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog._text import percent
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
+from pipelog.schedule import ideal_bubble
+from pipelog.tables import CannotTell, Tables
+from pipelog.tables.breakdown import Breakdown
+from pipelog.tables.bubble import Bubble
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
+
+_PARTS = {
+    "imbalance-wait": "unequal stages",
+    "p2p-transfer": "transfers",
+    "stall": "stalls of a link",
+    "data": "late data",
+    "host-gap": "host gaps",
+    "other": "unexplained",
+}
+
+
+@detector("PL101", "high-bubble-ratio", needs=("bubble", "topology", "config", "tables"))
+def high_bubble_ratio(
+    bubble: Bubble, topology: Topology, config: Config, tables: Tables, *, limit: float = 0.25, above_ideal: float = 0.10
+) -> Iterator[Finding]:
+    """One finding for the run, or for the one stage that was seen."""
+    if topology.pp is None:
+        raise CannotTell("no line tells the number of pipeline stages: 'Using topology: …' or Megatron's 'using world size: …' would")
+    if topology.pp == 1:
+        raise CannotTell("one stage: no pipeline")
+    if bubble.measured is None or bubble.certain is None:
+        raise CannotTell(
+            "nothing measures the idle time: wall_clock_breakdown (DeepSpeed up to 0.18.2), Megatron's timers, or a torch profiler trace of every rank would"
+        )
+    ideal = bubble.ideal
+    if bubble.certain < limit and (ideal is None or bubble.certain < ideal + above_ideal):
+        return
+    split = tables.get("breakdown") if bubble.source == "trace" and bubble.scope == "run" else None
+    explained = ideal is not None and bubble.measured <= ideal + 0.03
+    stuck = explained and config.micro_batch_size == 1  # with the global batch fixed, m cannot grow further
+    yield Finding(
+        "PL101",
+        "high-bubble-ratio",
+        _title(bubble, topology, config, split),
+        Severity.INFO if stuck else Severity.WARNING,
+        Confidence.HIGH if bubble.scope == "run" else Confidence.MEDIUM,
+        Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
+        tuple(Evidence(file, line) for file, line in bubble.where),
+        _advice(topology, config, split, explained=explained),
+        cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
+    )
+
+
+def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown | None) -> str:
+    measured = percent(bubble.measured or 0)
+    if bubble.scope == "run":
+        subject = f"the pipeline idles {measured} of its phase"
+    else:
+        subject = f"stage {int(bubble.per_stage[0]['stage'])} idles {measured} of the step outside the optimizer ({bubble.note})"
+    if bubble.ideal is None:
+        return f"{subject}; the number of micro-batches is not known, so neither is what the schedule explains"
+    schedule = f"{topology.pp} stages, {config.micro_batches} micro-batches"
+    if split is None:
+        return f"{subject}; the schedule explains {percent(bubble.ideal)} ({schedule})"
+    parts = [f"{percent(split.phase['fill-drain'])} fill and drain ({schedule})"]
+    parts += [f"{percent(split.phase[p])} {word}" for p, word in _PARTS.items() if split.phase[p] >= 0.01]
+    return f"{subject}: {', '.join(parts)}"
+
+
+def _advice(topology: Topology, config: Config, split: Breakdown | None, *, explained: bool) -> tuple[Advice, ...]:
+    advice = []
+    p, m, micro = topology.pp or 1, config.micro_batches, config.micro_batch_size
+    if split is not None:
+        worst = max(_PARTS, key=lambda part: split.phase[part])
+        if split.phase[worst] > split.phase["fill-drain"] / 2 and worst != "other":
+            advice.append(Advice(f"remove the largest avoidable part first: {_PARTS[worst]}", f"up to {percent(split.phase[worst])} of the phase"))
+    elif not explained and m:
+        advice.append(Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from"))
+    if m and micro and micro > 1:
+        now, then = ideal_bubble(p, m), ideal_bubble(p, 2 * m)
+        advice.append(
+            Advice(
+                f"halve the micro-batch ({micro} → {micro // 2}) and double the accumulation steps ({m} → {2 * m}), same global batch",
+                f"ideal bubble {percent(now)} → {percent(then)}; smaller kernels may run less efficiently",
+            )
+        )
+    elif m:
+        now, then = ideal_bubble(p, m), ideal_bubble(p, 2 * m)
+        advice.append(
+            Advice(
+                f"double the accumulation steps ({m} → {2 * m})",
+                f"ideal bubble {percent(now)} → {percent(then)}; the global batch doubles, which changes convergence",
+            )
+        )
+    return tuple(advice)

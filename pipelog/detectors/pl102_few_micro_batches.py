@@ -1,0 +1,51 @@
+"""PL102 few-micro-batches: the configured number of micro-batches is too small for the number of stages.
+
+What it does: computes the ideal bubble (p-1)/(v*m+p-1) from the topology and the configuration alone, whatever was measured.
+Why it matters: with equal stages and free transfers each stage still idles for that share of the pipeline phase.
+What to do: raise gradient_accumulation_steps (m); at a fixed global batch that means smaller micro-batches, never larger ones.
+When it is wrong: m is what one pipeline replica sees in one optimizer step; a batch-size ramp-up changes it during the run.
+Thresholds: limit 0.25: fewer than 3 (p - 1) micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pipelog._text import percent
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, detector
+from pipelog.tables import CannotTell
+from pipelog.tables.bubble import Bubble
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
+
+
+@detector("PL102", "few-micro-batches", needs=("bubble", "topology", "config"))
+def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, *, limit: float = 0.25) -> Iterator[Finding]:
+    """One finding for the run."""
+    if topology.pp is None:
+        raise CannotTell("no line tells the number of pipeline stages")
+    if topology.pp == 1:
+        raise CannotTell("one stage: no pipeline")
+    m = config.micro_batches
+    if bubble.ideal is None or m is None:
+        raise CannotTell("the number of micro-batches is not known: ds_config.json or the line 'CONFIG: micro_batches=…' would tell")
+    if bubble.ideal <= limit:
+        return
+    p, v = topology.pp, config.virtual_stages or 1
+    enough = math.ceil((p - 1) * (1 - limit) / (limit * v))
+    source = config.said.get("micro_batches")
+    evidence = tuple(Evidence(s.file, s.line) for s in (source, topology.said.get("pp")) if s is not None and s.file is not None)
+    change = f"raise gradient_accumulation_steps from {m} to {enough} or more"
+    micro = config.micro_batch_size
+    price = "with smaller micro-batches if the global batch is to stay" if micro and micro > 1 else "the global batch grows with it, which changes convergence"
+    yield Finding(
+        "PL102",
+        "few-micro-batches",
+        f"{m} micro-batch{'es' if m > 1 else ''} for {p} stages: the schedule alone idles {percent(bubble.ideal)} of the pipeline phase",
+        Severity.WARNING,
+        Confidence.HIGH,
+        evidence=evidence,
+        advice=(Advice(change, f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * enough + p - 1))}; {price}"),),
+        cost=bubble.ideal,
+    )

@@ -1,0 +1,64 @@
+"""PL103 batch-arithmetic: the batch sizes do not multiply.
+
+What it does: checks train batch = micro-batch x accumulation steps x data-parallel replicas, with replicas = world / (stages x
+tensor-parallel ranks), on the configuration and on DeepSpeed's own assertion.
+Why it matters: DeepSpeed refuses to start, or the run has another number of micro-batches than people think: m is of one replica.
+What to do: set two of the three values and let DeepSpeed derive the third.
+When it is wrong: a configuration in the folder that this job did not use; elastic jobs change the number of replicas.
+Thresholds: none; it is arithmetic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pandas as pd
+
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, cite, detector
+from pipelog.tables import CannotTell
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
+
+_ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size (\d+) != (\d+) \* (\d+) \* (\d+)")
+
+
+@detector("PL103", "batch-arithmetic", needs=("config", "topology", "messages_said"))
+def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataFrame) -> Iterator[Finding]:
+    """One finding: from the assertion, or from the values."""
+    refused = messages_said[[_ASSERTION.search(t or "") is not None for t in messages_said["text"]]]
+    advice = (Advice("leave one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps out; DeepSpeed derives it"),)
+    if len(refused):
+        match = _ASSERTION.search(refused["text"].iloc[0])
+        assert match is not None
+        train, micro, m, dp = (int(g) for g in match.groups())
+        yield Finding(
+            "PL103",
+            "batch-arithmetic",
+            f"train batch {train} is not micro-batch {micro} x {m} accumulation steps x {dp} data-parallel replicas = {micro * m * dp}",
+            Severity.WARNING,
+            Confidence.HIGH,
+            evidence=cite(refused),
+            advice=advice,
+        )
+        return
+    train, micro, m, dp = config.train_batch_size, config.micro_batch_size, config.micro_batches, topology.dp
+    if not (train and micro and dp):
+        raise CannotTell("train batch, micro-batch and number of replicas are not all known")
+    stated = m and "micro_batches" in config.said and config.said["micro_batches"].file is not None
+    if m and stated and train != micro * m * dp:
+        problem = f"train batch {train} is not micro-batch {micro} x {m} micro-batches x {dp} data-parallel replicas = {micro * m * dp}"
+    elif train % (micro * dp):
+        problem = f"train batch {train} cannot be divided by micro-batch {micro} x {dp} data-parallel replicas = {micro * dp}"
+    else:
+        return
+    said = [s for name in ("train_batch_size", "micro_batch_size", "micro_batches") if (s := config.said.get(name)) is not None]
+    yield Finding(
+        "PL103",
+        "batch-arithmetic",
+        problem,
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        evidence=tuple(Evidence(s.file, s.line) for s in said if s.file is not None),
+        advice=advice,
+    )

@@ -1,0 +1,80 @@
+"""PL104 throughput-drop: the step time changed for good at some step.
+
+What it does: looks for the one step that best splits the step times into two levels (least absolute deviation from the two medians)
+and asks that the later level is higher, lasts to the end, and lies outside what the steps scatter by themselves.
+Why it matters: a node that throttles, a neighbour that takes the network or a leak slows everything from one moment on.
+What to do: see what changed at that step: hosts' clocks and temperatures, other jobs, checkpoints, the data set.
+When it is wrong: a planned change (batch-size ramp-up, longer sequences) does the same; the global batch is checked, sequences are not.
+Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from pipelog._text import percent, seconds
+from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell
+from pipelog.tables.steps import Steps, series
+
+
+@detector("PL104", "throughput-drop", needs=("steps", "scalars"))
+def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15, at_least: float = 3) -> Iterator[Finding]:
+    """One finding: the change with the largest loss."""
+    rows = steps.measured()
+    least = int(at_least)
+    if steps.source == "trace" or len(rows) < 2 * least:
+        raise CannotTell(f"{len(rows)} step times were printed; a lasting change needs {2 * least} or more")
+    times = rows["dur_ns"].to_numpy(dtype=float)
+    place = split(times, least)
+    before, after = times[:place], times[place:]
+    low, high = float(np.median(before)), float(np.median(after))
+    scatter = max(float(np.median(np.abs(before - low))), float(np.median(np.abs(after - high))))
+    if high < low * (1 + limit) or high - low < 4 * scatter:
+        return
+    if np.mean(after > low * (1 + limit / 2)) < 0.9 or np.mean(before > (low + high) / 2) > 0.2:  # spikes, not a new level
+        return
+    if _batch_grew(scalars, rows, place, high / low):
+        return
+    first = int(rows["step"].iloc[place - 1]) + 1
+    yield Finding(
+        "PL104",
+        "throughput-drop",
+        f"from step {first} on a step takes {seconds(high)} instead of {seconds(low)} ({percent(high / low - 1)} longer), to the end",
+        Severity.WARNING,
+        Confidence.HIGH if len(after) >= 2 * least else Confidence.MEDIUM,
+        Where(steps=(first, int(rows["step"].iloc[-1]))),
+        cite(rows.iloc[[place, place - 1]]),
+        (Advice("compare hosts (clocks, temperature, other jobs) before and after that time; a profiler trace of each rank now shows which stage is slow"),),
+        cost=1 - low / high,
+    )
+
+
+def split(times: np.ndarray, least: int) -> int:
+    """Where two levels fit best: least sum of absolute deviations from the two medians, with *least* values on each side."""
+    costs = [
+        (float(np.abs(times[:k] - np.median(times[:k])).sum() + np.abs(times[k:] - np.median(times[k:])).sum()), k)
+        for k in candidates(len(times), least)
+    ]
+    return min(costs)[1]
+
+
+def candidates(count: int, least: int, most: int = 400) -> list[int]:
+    """Places to try: all of a short series, evenly spaced ones of a long one."""
+    places = np.arange(least, count - least + 1)
+    if len(places) > most:
+        places = places[np.linspace(0, len(places) - 1, most).astype(int)]
+    return [int(p) for p in places]
+
+
+def _batch_grew(scalars: pd.DataFrame, rows: pd.DataFrame, place: int, factor: float) -> bool:
+    """Whether the global batch rose with the step time: then the throughput did not drop."""
+    batch = series(scalars, "global_batch_size")
+    if not len(batch):
+        return False
+    border = int(rows["step"].iloc[place - 1])
+    before, after = batch[batch["step"] <= border]["value"], batch[batch["step"] > border]["value"]
+    return bool(len(before) and len(after) and after.median() / before.median() >= factor * 0.95)

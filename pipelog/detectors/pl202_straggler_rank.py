@@ -1,0 +1,60 @@
+"""PL202 straggler-rank: one rank is slower than the peers that do the same work.
+
+What it does: compares the compute time per micro-batch of the ranks of one stage across data-parallel replicas, step by step, with the
+lower median of them; a rank that stays above the limit from some step on is named, with that step.
+Why it matters: all replicas meet in the gradient reduction, so the slowest rank sets the step time of the whole job.
+What to do: look at that GPU and its host: clocks, temperature, ECC counters, other processes, a slow PCIe link; exchange it.
+When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named.
+Thresholds: limit 0.10 (10 % above its peers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from pipelog._text import percent, seconds
+from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell, Tables
+from pipelog.tables.topology import Topology
+
+
+@detector("PL202", "straggler-rank", needs=("tables", "topology"))
+def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -> Iterator[Finding]:
+    """One finding a rank."""
+    if topology.dp == 1:
+        raise CannotTell("one data-parallel replica: no two ranks do the same work")
+    peers: pd.DataFrame = tables["peers"]
+    if not len(peers):
+        raise CannotTell("no stage was recorded on two replicas: profiler traces of all ranks would show whether one is slower")
+    stage_time = tables["stage_time"]
+    length = float((stage_time["step_end_ns"] - stage_time["step_start_ns"]).median())
+    for rank, mine in peers.sort_values("step").groupby("rank"):
+        slow = (mine["ratio"] > 1 + limit).to_numpy()
+        if not slow[-1] or slow.mean() < 0.5 and len(slow) > 2:
+            continue
+        first = len(slow) - 1
+        while first > 0 and slow[first - 1]:
+            first -= 1
+        late = mine.iloc[first:]
+        stage, ratio = int(late["stage"].iloc[0]), float(late["ratio"].median())
+        lost = float((late["compute_ns"] - late["peer_ns"]).median()) * float(stage_time["micro_batches"].median()) / length
+        since = f" from step {int(late['step'].iloc[0])} on" if first else ""
+        yield Finding(
+            "PL202",
+            "straggler-rank",
+            f"rank {rank} (stage {stage}, replica {int(late['replica'].iloc[0])}) computes {percent(ratio - 1)} longer than its peers{since}: "
+            f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
+            Severity.WARNING if lost > 0.02 else Severity.INFO,
+            Confidence.HIGH,
+            Where(ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
+            cite(late, by="ratio"),
+            (Advice(f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow"),),
+            cost=lost,
+        )
+
+
+def _host(topology: Topology, rank: int) -> tuple[str, ...]:
+    host = topology.host_of(rank)
+    return (host,) if host else ()

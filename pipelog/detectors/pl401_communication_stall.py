@@ -1,0 +1,162 @@
+"""PL401 communication-stall: time waiting on a p2p link or a collective beyond what the schedule explains.
+
+What it does: from traces, replays the schedule with the measured times of every message and with those of one link at the level of
+the others: the difference is what the link costs. Collectives: what they take once all ranks have come. From Megatron's last-rank
+timers: the steady-state exchange (backward-send-forward-recv), which fill and drain do not explain. From rank 0's timers: print
+intervals that are far longer than usual, with the excess in the p2p timers.
+Why it matters: a link that is slow for every micro-batch is paid m times a step; nothing overlaps p2p in DeepSpeed's pipeline.
+What to do: check the link named (NIC, cable, routing, interface chosen by NCCL); and what the sender does before it sends.
+When it is wrong: idle time on the sender right before its sends to one neighbour has two readings, a slow link or a slow host path (a
+copy, a lock, garbage collection on that rank); both are named. A receive that waits for a slow stage is not the link's.
+Thresholds: limit 0.05 of the phase for a link, 0.05 of the step for Megatron's exchange; collective 0.15 of the step; spike 1.5
+times the median interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from pipelog._text import count, percent, seconds
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell, Tables
+from pipelog.tables.topology import Topology
+
+
+@detector("PL401", "communication-stall", needs=("tables", "topology"))
+def communication_stall(tables: Tables, topology: Topology, *, limit: float = 0.05, collective: float = 0.15, spike: float = 1.5) -> Iterator[Finding]:
+    """One finding a link (both directions together), a kind of collective, or a run of spikes."""
+    pp = topology.pp or 0
+    links = tables.get("links") if pp > 1 else None
+    collectives = tables.get("collectives")
+    if links is not None:
+        yield from _links(links, tables["messages"], topology, limit)
+    if collectives is not None:
+        yield from _collectives(collectives, tables, collective)
+    if links is not None:
+        return
+    if pp < 2 and collectives is None:
+        raise CannotTell("no pipeline, and no trace of collectives" if topology.pp == 1 else "neither the stages nor any message is known")
+    timers, megatron = tables["timers"], tables["megatron_timers"]
+    if "backward-send-forward-recv" in megatron:
+        yield from _exchange(megatron, pp, limit)
+    elif "pipe_recv_grad_ns" in timers or "pipe_send_output_ns" in timers:
+        if len(timers) < 8:
+            raise CannotTell("rank 0's timers show its own waiting only, which holds fill, drain and slower stages: traces of all ranks would tell")
+        yield from _spikes(timers, spike)
+    elif collectives is None:
+        raise CannotTell("no message was timed: p2p timers (wall_clock_breakdown) or a profiler trace of every rank would show the waits")
+
+
+def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limit: float) -> Iterator[Finding]:
+    pairs = links.assign(low=links[["source", "target"]].min(axis=1), high=links[["source", "target"]].max(axis=1))
+    for (low, high), both in pairs.groupby(["low", "high"]):
+        if both["cost"].sum() <= limit:
+            continue
+        worst = both.loc[both["cost"].idxmax()]
+        source, target = int(worst["source"]), int(worst["target"])
+        late = worst["late_ns"] - worst["typical_late_ns"] > worst["transfer_ns"] - worst["typical_transfer_ns"]
+        senders, receivers = topology.ranks_of(source), topology.ranks_of(target)
+        mine = messages[messages["source"].isin(senders) & messages["target"].isin(receivers)]
+        mine = mine.assign(excess=mine["gap_ns"] + mine["transfer_ns"])
+        ratio = float((mine["excess"] > 3 * (worst["typical_late_ns"] + worst["typical_transfer_ns"])).mean())
+        often = "every message" if ratio > 0.9 else f"{percent(ratio)} of the messages"
+        if late:
+            said = (
+                f"stage {source} is idle for {seconds(worst['late_ns'])} right before it sends to stage {target} (elsewhere {seconds(worst['typical_late_ns'])}): "
+                "a slow link that holds the sender, or a slow host path on it"
+            )
+        else:
+            said = f"a message from stage {source} to stage {target} takes {seconds(worst['transfer_ns'])} with both sides ready (elsewhere {seconds(worst['typical_transfer_ns'])})"
+        if ratio < 0.5:
+            said = f"single messages from stage {source} to stage {target} take up to {seconds(worst['worst_ns'])}"
+        hosts = tuple(sorted({h for r in senders + receivers if (h := topology.host_of(r))}))
+        yield Finding(
+            "PL401",
+            "communication-stall",
+            f"the link between stage {low} and stage {high} costs {percent(float(both['cost'].sum()))} of the pipeline phase: {said}; {often}",
+            Severity.WARNING,
+            Confidence.HIGH if ratio >= 0.5 else Confidence.MEDIUM,
+            Where(links=((int(low), int(high)),), hosts=hosts if len(hosts) > 1 else (), steps=(int(worst["first_step"]), int(worst["last_step"]))),
+            cite(mine, by="excess"),
+            (
+                Advice(f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"),
+                Advice(f"look at what stage {source} does between its work and its send: host-to-device copies, locks, Python garbage collection"),
+            ),
+            cost=float(both["cost"].sum()),
+        )
+
+
+def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Iterator[Finding]:
+    typical = collectives.groupby("name").agg(own_ns=("own_ns", "median"), wait_ns=("wait_ns", "median"), share=("share", "median"), ranks=("ranks", "max"))
+    for name, row in typical[typical["share"] > limit].iterrows():
+        steps = collectives[collectives["name"] == name]["step"]
+        where = _rows_of(tables, str(name))
+        yield Finding(
+            "PL401",
+            "communication-stall",
+            f"{name} takes {seconds(row['own_ns'])} of a step ({percent(row['share'])}) once all {int(row['ranks'])} recorded ranks have come",
+            Severity.WARNING,
+            Confidence.MEDIUM,
+            Where(steps=(int(steps.min()), int(steps.max()))),
+            where,
+            (Advice("check the network between the hosts of that group, its message sizes (bucket size) and its algorithm (NCCL_ALGO, NCCL_DEBUG=INFO)"),),
+            cost=float(row["share"]),
+        )
+
+
+def _rows_of(tables: Tables, name: str) -> tuple[Evidence, ...]:
+    for trace in tables["host_traces"]:
+        hits = [i for i in range(len(trace.kind)) if trace.kind[i] == "collective" and trace.name[i] == name]
+        if hits:
+            longest = max(hits, key=lambda i: trace.end[i] - trace.start[i])
+            return (Evidence(trace.file, int(trace.line[longest])),)
+    return ()
+
+
+def _exchange(megatron: pd.DataFrame, pp: int, limit: float) -> Iterator[Finding]:
+    """Megatron's last stage in steady state: it neither fills nor drains there, so what it waits is the link, or the stage before it."""
+    used = megatron.iloc[1:] if len(megatron) > 1 else megatron
+    share = used["backward-send-forward-recv"] / used["step_ns"]
+    if not share.median() > limit:
+        return
+    stall, least, most = (float(used["backward-send-forward-recv"].quantile(q)) for q in (0.5, 0.0, 1.0))
+    yield Finding(
+        "PL401",
+        "communication-stall",
+        f"in steady state the last stage ({pp - 1}) waits {seconds(stall)} a step ({seconds(least)} to {seconds(most)}) in its exchange with stage {pp - 2}, "
+        f"{percent(float(share.median()))} of the step; fill and drain are not in it",
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        Where(stages=(pp - 1,), links=((pp - 2, pp - 1),), steps=(int(used["step"].min()), int(used["step"].max()))),
+        cite(used, by="backward-send-forward-recv"),
+        (Advice(f"trace one step of stage {pp - 2} and {pp - 1}: either the link is slow, or stage {pp - 2} computes longer than stage {pp - 1}"),),
+        cost=float(share.median()),
+    )
+
+
+def _spikes(timers: pd.DataFrame, spike: float) -> Iterator[Finding]:
+    """Rank 0's timers: intervals far above the median whose excess lies in the p2p timers. Which link or stage it is they cannot tell."""
+    used = timers.iloc[1:]
+    wait = sum((used[n].fillna(0) for n in ("pipe_recv_grad_ns", "pipe_send_output_ns") if n in used), start=pd.Series(0.0, index=used.index))
+    median, usual = float(used["iter_ns"].median()), float(wait.median())
+    long = used["iter_ns"] > spike * median
+    excess, waited = used["iter_ns"] - median, wait - usual
+    hits = used[long & (waited > 0.7 * excess)]
+    if len(hits) < 2 or len(hits) > len(used) / 2:
+        return
+    lost = float((excess[hits.index] * hits["steps"]).sum() / (used["iter_ns"] * used["steps"]).sum())
+    first, last = int(hits["step"].min()), int(hits["step"].max())
+    yield Finding(
+        "PL401",
+        "communication-stall",
+        f"{count(len(hits), 'print interval')} of {len(used)} took more than {spike:g} times the median step ({seconds(median)}), the excess in stage 0's p2p timers: "
+        f"stalls that come and go, {percent(lost)} of the time; which link or stage causes them rank 0's timers cannot tell",
+        Severity.INFO,
+        Confidence.LOW,
+        Where(steps=(first, last)),
+        cite(hits, by="iter_ns"),
+        (Advice("profile all ranks over some tens of steps, so that one such step is recorded on both sides of the link"),),
+        cost=lost,
+    )

@@ -1,0 +1,79 @@
+"""PL601 loss-nan: the loss or the gradient norm is not a number.
+
+What it does: looks for nan and inf among the printed losses and gradient norms, for iterations that Megatron counts as nan, and for
+iteration lines without a loss although their steps were not all skipped (Megatron leaves a nan loss out).
+Why it matters: from there on the weights are worthless; every further step is lost.
+What to do: go back to the last checkpoint before the first step named; look at the data of that step, the learning rate, the precision.
+When it is wrong: fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
+Thresholds: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog._text import count
+from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell, frame
+from pipelog.tables.steps import Steps, series
+
+
+@detector("PL601", "loss-nan", needs=("scalars", "placed", "steps"))
+def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[Finding]:
+    """One finding: from the first step with a nan on."""
+    bad = _printed(scalars)
+    missing = _left_out(placed, scalars)
+    if not len(scalars[scalars["name"].isin(["loss", "grad_norm"])]) and not len(missing):
+        raise CannotTell("no loss was printed")
+    rows = pd.concat([bad, missing], ignore_index=True)
+    if not len(rows):
+        return
+    rows = rows.sort_values(["step", "line"], kind="stable")
+    first, last = int(rows["step"].min()), int(rows["step"].max())
+    words = list(dict.fromkeys(rows["what"]))
+    end = int(steps.rows["step"].max()) if len(steps.rows) else last
+    to_end = ", to the end" if last >= end else ""
+    yield Finding(
+        "PL601",
+        "loss-nan",
+        f"{' and '.join(words)} from step {first} on ({count(rows['step'].nunique(), 'step')}{to_end})" if first != last else f"{' and '.join(words)} at step {first}",
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(steps=(first, last)),
+        cite(rows),
+        (
+            Advice(f"resume from the last checkpoint before step {first}; save the batch of that step and run it alone with torch.autograd.detect_anomaly"),
+            Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
+        ),
+    )
+
+
+def _printed(scalars: pd.DataFrame) -> pd.DataFrame:
+    """Values that are nan or inf, and counts of nan iterations. A gradient norm of inf belongs to a skipped step."""
+    value = scalars["value"].to_numpy(dtype=float)
+    of_loss = (scalars["name"] == "loss") & ~np.isfinite(value)
+    of_norm = (scalars["name"] == "grad_norm") & np.isnan(value)
+    counted = (scalars["name"] == "nan_in_interval") & (value > 0)
+    rows = scalars[(of_loss | of_norm | counted) & scalars["step"].notna()].copy()
+    words = {"loss": "the loss is nan or inf", "grad_norm": "the gradient norm is nan", "nan_in_interval": "iterations are counted as nan"}
+    return rows.assign(what=rows["name"].map(words))[["step", "file", "line", "what"]]
+
+
+def _left_out(placed: pa.Table, scalars: pd.DataFrame) -> pd.DataFrame:
+    """Iteration lines that lost their loss: others have one, and not all of their steps were skipped."""
+    lines = frame(placed, ("iteration",), ("step", "text", "file", "line")).dropna(subset=["step"])
+    empty = lines.iloc[:0].assign(what="")[["step", "file", "line", "what"]]
+    has = lines["text"].fillna("").str.contains(r"(?:^| )loss(?: |$)", regex=True)
+    if not len(lines) or not has.any() or has.all():
+        return empty
+    skipped = series(scalars, "skipped_in_interval").set_index("step")["value"]
+    gap = lines["step"].astype("int64").diff()
+    interval = gap.fillna(gap.min() if len(gap) > 1 else 1)
+    partly = lines["step"].astype("int64").map(skipped).fillna(0) < interval
+    first_loss = int(lines[has]["step"].iloc[0])
+    gone = lines[~has & partly & (lines["step"] > first_loss)]
+    return gone.assign(what="the loss is missing from the iteration line, as Megatron does with nan,")[["step", "file", "line", "what"]]

@@ -1,0 +1,51 @@
+"""PL602 loss-spike: the loss jumps up.
+
+What it does: compares every printed training loss with the lowest level before it (median of the last five), and looks whether it
+comes back.
+Why it matters: a loss that does not come back has diverged; the steps after it are lost.
+What to do: lower the learning rate or lengthen the warm-up, skip the batches around the spike, resume from before it.
+When it is wrong: fine-tuning on a mixture of tasks scatters by itself; validation loss is not looked at.
+Thresholds: limit 1.5 times the level before and at_least 1.0 above it; recovered below 1.2 times the level before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell
+from pipelog.tables.steps import series
+
+
+@detector("PL602", "loss-spike", needs=("scalars",))
+def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1.0, recovered: float = 1.2) -> Iterator[Finding]:
+    """One finding: the highest spike, and whether the loss came back."""
+    loss = series(scalars, "loss")
+    loss = loss[np.isfinite(loss["value"].to_numpy(dtype=float))].reset_index(drop=True)
+    if len(loss) < 3:
+        raise CannotTell(f"{len(loss)} losses were printed; a jump needs three or more")
+    value = loss["value"]
+    level = value.rolling(5, min_periods=1).median().shift(1).cummin()
+    jump = (value > limit * level) & (value > level + at_least)
+    if not jump.any():
+        return
+    first = int(jump.to_numpy().argmax())
+    before = float(level.iloc[first])
+    peak = first + int(value.iloc[first:].to_numpy().argmax())
+    end = float(value.iloc[max(peak, len(value) - 5) :].median())
+    back = end <= recovered * before
+    where = Where(steps=(int(loss["step"].iloc[first]), int(loss["step"].iloc[-1 if not back else peak])))
+    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end: diverged"
+    yield Finding(
+        "PL602",
+        "loss-spike",
+        f"the loss jumps from {before:.3g} to {float(value.iloc[peak]):.3g} (step {int(loss['step'].iloc[first])} on), {tail}",
+        Severity.INFO if back else Severity.WARNING,
+        Confidence.HIGH if not back and len(loss) - first >= 5 else Confidence.MEDIUM,
+        where,
+        cite(loss.iloc[[first, peak, len(loss) - 1]]),
+        (Advice("lower the learning rate or lengthen its warm-up; resume from a checkpoint before the jump and leave out the batches around it"),),
+    )

@@ -1,0 +1,76 @@
+"""PL603 loss-scale-collapse: fp16 skips step after step and its loss scale has nowhere to go.
+
+What it does: counts overflow lines at the floor of the scale (it is to be reduced and cannot), the exception that says so, and the
+share of all steps that were skipped.
+Why it matters: a skipped step trains nothing; at the floor every step may be skipped while the job looks busy.
+What to do: find the first nan (data, learning rate, an unstable layer); use bf16, which has no loss scale.
+When it is wrong: the search for the scale at the start of training skips some tens of steps; that alone is normal and not counted.
+Thresholds: floor 3 lines at the floor, share 0.25 of at least 100 steps skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog._text import count, percent
+from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.tables import CannotTell, frame
+from pipelog.tables.steps import series
+
+_ADVICE = (
+    Advice("look for the first step with a nan or inf gradient: its data, the learning rate, an unstable layer (attention logits, layer norm)"),
+    Advice("train in bf16 if the hardware has it: it needs no loss scale"),
+)
+
+
+@detector("PL603", "loss-scale-collapse", needs=("placed", "scalars"))
+def loss_scale_collapse(placed: pa.Table, scalars: pd.DataFrame, *, floor: float = 3, share: float = 0.25) -> Iterator[Finding]:
+    """One finding."""
+    overflow = frame(placed, ("overflow",), ("name", "value", "step", "text", "file", "line"))
+    skipped, scale = series(scalars, "skipped_steps"), series(scalars, "loss_scale")
+    if not len(overflow) and not len(skipped) and not len(scale):
+        raise CannotTell("no loss scale and no skipped step was printed (bf16 and fp32 have none; DeepSpeed 0.17.6+ hides these lines)")
+    stuck = overflow[overflow["name"] == "floor"]
+    final = stuck[stuck["text"].fillna("").str.contains("cannot decrease|already at minimum", regex=True)]
+    parts = []
+    if len(stuck) >= floor or len(final):
+        parts.append(f"the loss scale is at its minimum and is still to be reduced ({count(len(stuck), 'line')})")
+    rate, rows = _skipped_share(skipped)
+    if rate is not None and rate > share:
+        parts.append(f"{percent(rate)} of all steps were skipped")
+    fell = _fell(scale)
+    if not parts and fell is not None:
+        parts.append(f"the loss scale fell from {fell[0]:,.0f} to {fell[1]:g}")
+    if not parts:
+        return
+    shown = pd.concat([final, stuck, rows.rename(columns={"value": "count"})]) if len(stuck) else rows if len(rows) else scale.tail(1)
+    steps = pd.concat([r["step"].dropna() for r in (stuck, rows)]).astype("int64")
+    yield Finding(
+        "PL603",
+        "loss-scale-collapse",
+        "; ".join(parts),
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(steps=(int(steps.min()), int(steps.max())) if len(steps) else None),
+        cite(shown),
+        _ADVICE,
+    )
+
+
+def _skipped_share(skipped: pd.DataFrame) -> tuple[float | None, pd.DataFrame]:
+    """Skipped steps over all steps of the attempt, from DeepSpeed's own counter."""
+    if len(skipped) < 2 or skipped["step"].iloc[-1] - skipped["step"].iloc[0] < 100:
+        return None, skipped.iloc[:0]
+    steps = float(skipped["step"].iloc[-1] - skipped["step"].iloc[0])
+    return float(skipped["value"].iloc[-1] - skipped["value"].iloc[0]) / steps, skipped.iloc[[-1]]
+
+
+def _fell(scale: pd.DataFrame) -> tuple[float, float] | None:
+    """A dynamic scale that came down from above 1,024 to 1 or less and stays there. A constant scale of 1 is bf16's."""
+    if len(scale) < 3:
+        return None
+    high, last = float(scale["value"].max()), scale["value"].tail(3)
+    return (high, float(last.iloc[-1])) if high >= 1024 and ((last > 0) & (last <= 1)).all() else None

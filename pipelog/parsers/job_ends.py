@@ -1,0 +1,145 @@
+"""How a job says itself that it is over, and how Kubernetes says so.
+
+    [after training is done] datetime: 2023-08-15 07:22:31
+    [exiting program at iteration 7240] datetime: 2024-08-05 04:08:09
+    [exiting program after receiving SIGTERM.] datetime: 2024-08-05 04:08:09
+    {'train_runtime': 919.097, 'train_samples_per_second': 1.088, 'train_steps_per_second': 0.017, 'epoch': 1.0}
+    training finished
+
+What ends it from outside stands elsewhere too: slurm.py, torchrun.py, deepspeed_launcher.py, tracebacks.py.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelog.parsers._facts import joined, times
+from pipelog.parsing import Records, Rows, records
+
+
+def _when(found: Records, stamp: pa.Array) -> dict[str, pa.Array]:
+    when = times(stamp)
+    return {
+        "start_ns": pc.coalesce(when, found.columns["start_ns"]),
+        "clock": pc.if_else(pc.is_valid(when), pa.scalar("log"), found.columns["clock"]),
+    }
+
+
+@records(
+    "megatron-training-done",
+    mark="[after training is done] datetime: ",
+    pattern=r"^(?P<words>\[after training is done\] datetime: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d))",
+)
+def megatron_done(found: Records) -> Iterator[Rows]:
+    """Give the end of Megatron's training loop; its time is local. Evaluation and a last checkpoint may follow."""
+    yield found.rows("end", "training-done", text=found["words"], **_when(found, found["when"]))
+
+
+_EXITS = (
+    "[exiting program at iteration ",
+    "[exiting program after ",
+    "[exiting program ",
+)
+
+
+# [exiting program after 1190.2 minutes] datetime: 2024-08-05 04:08:09
+@records(
+    "megatron-exiting",
+    mark=_EXITS,
+    pattern=(
+        r"^(?P<words>\[exiting program (?:at iteration (?P<step>\d{1,9})|after [\d.]+ minutes|after receiving \w+\.?|[^\]]{1,200})"
+        r"(?:\] datetime: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)|\]|$))"
+    ),
+)
+def megatron_exiting(found: Records) -> Iterator[Rows]:
+    """Give an end that Megatron was told to make: by --exit-interval, --exit-duration-in-mins or a signal; the text says which."""
+    yield found.rows("end", "exiting", step=found.int("step"), text=found["words"], **_when(found, found["when"]))
+
+
+# Training completed. Do not forget to share your model on huggingface.co/models =)
+@records("hf-completed", mark="Training completed. Do not forget", pattern=r"^(?P<words>Training completed\. Do not forget.*?)\s*$")
+def hf_completed(found: Records) -> Iterator[Rows]:
+    """Give the end of HF Trainer's loop: once per process that logs."""
+    yield found.rows("end", "training-done", text=found["words"])
+
+
+@records(
+    "hf-train-runtime",
+    mark="{'train_runtime': ",
+    pattern=r"^(?P<words>\{'train_runtime': '?(?P<seconds>[\d.eE+-]+)'?, 'train_samples_per_second': '?(?P<rate>[\d.eE+-]+|nan|inf)'?,[^}]*\}?)",
+)
+def hf_runtime(found: Records) -> Iterator[Rows]:
+    """Give the end of HF Trainer's training with its mean throughput over the whole run (samples/s)."""
+    yield found.rows("end", "training-done", dur_ns=found.seconds("seconds"), text=found["words"])
+    yield found.rows("scalar", "samples_per_s", value=found.float("rate"))
+
+
+_WORDS = tuple(
+    f"{training} {is_}{done}" for training in ("training", "Training", "TRAINING") for is_ in ("", "is ") for done in ("finished", "done", "complete")
+)
+_ALONE = r"^(?:\[[^\]]*\]:?|[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
+
+
+# 0: training finished
+# [trainer] training finished
+# Training complete!
+@records(
+    "script-done",
+    mark=(*_WORDS, "TRAINING FINISHED", "TRAINING DONE", "TRAINING COMPLETE"),
+    head=_ALONE,
+    pattern=r"^(?P<words>(?i:training (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,8}\.?)?)[\s.!=*#~-]*)$",
+)
+def script_done(found: Records) -> Iterator[Rows]:
+    """Give the end in the user script's own words: only where they are the whole of a line, but for stamps and prefixes."""
+    yield found.rows("end", "script-done", text=pc.utf8_trim_whitespace(found["words"]))
+
+
+_K8S = {
+    "OOMKilled": "k8s-oom-killed",
+    "Evicted": "k8s-evicted",
+    "DeadlineExceeded": "k8s-deadline",
+}
+
+
+#     Reason:       OOMKilled
+# trainer-0   0/1     Evicted   0          12m
+@records(
+    "kubernetes-reason",
+    mark=tuple(_K8S),
+    head=r"(?P<before>(?:[Rr]eason\"?[:=]\s*\"?|\s\d+/\d+\s+|^Warning\s+))$",
+    pattern=r"^(?P<reason>OOMKilled|Evicted|DeadlineExceeded)\b",
+)
+def k8s_reason(found: Records) -> Iterator[Rows]:
+    """Give the end of a pod as `kubectl describe`, `get pods` and events word it."""
+    names = pa.array(list(_K8S.values())).take(pc.index_in(found["reason"], pa.array(list(_K8S))))
+    yield found.rows("end", names, text=pc.utf8_trim_whitespace(joined(found["before"], found["reason"])))
+
+
+# The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was using 210Gi, request is 200Gi
+@records("kubernetes-evicted", mark="The node was low on resource: ", pattern=r"^(?P<words>The node was low on resource: \S.*?)\s*$")
+def k8s_evicted(found: Records) -> Iterator[Rows]:
+    """Give an eviction with the resource that was short: memory, ephemeral-storage, inodes."""
+    yield found.rows("end", "k8s-evicted", text=found["words"])
+
+
+# Pod was active on the node longer than the specified deadline
+@records(
+    "kubernetes-deadline",
+    mark="Pod was active on the node longer than the specified deadline",
+    pattern=r"^(?P<words>Pod was active on the node longer than the specified deadline)",
+)
+def k8s_deadline(found: Records) -> Iterator[Rows]:
+    """Give the end of a pod by its activeDeadlineSeconds."""
+    yield found.rows("end", "k8s-deadline", text=found["words"])
+
+
+# command terminated with exit code 137
+@records(
+    "kubernetes-exec",
+    mark="command terminated with exit code ",
+    pattern=r"^(?P<words>command terminated with exit code (?P<code>\d{1,9}))\b",
+)
+def k8s_exec(found: Records) -> Iterator[Rows]:
+    """Give the exit code of a command under `kubectl exec`; above 128 it is a signal (137: SIGKILL)."""
+    yield found.rows("end", "k8s-exit-code", value=found.float("code"), text=found["words"])

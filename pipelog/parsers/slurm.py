@@ -1,0 +1,140 @@
+"""Slurm's words about the end of a job or a step, as slurmstepd and srun write them into the job's output.
+
+    slurmstepd: error: *** STEP 1650377.0 ON h6-04-3 CANCELLED AT 2021-05-24T09:14:22 DUE TO TIME LIMIT ***
+    slurmstepd: error: *** JOB 5521907 ON cn0409 CANCELLED AT 2024-06-20T03:40:28 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+    slurmstepd: error: *** STEP 1650377.0 CANCELLED AT 2021-05-24T09:14:22 DUE TO TIME LIMIT on h6-04-3 ***
+    slurmstepd-nx20-15: error: *** STEP 7730416.0 ON nx20-15 CANCELLED AT 2023-04-07T13:09:01 ***
+
+Older releases put the node last. Both daemons write at once and into progress bars, so a line's beginning may be torn away: the
+marks stand in the middle of the text, and what is missing before them is null. Times are local, to the second.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelog.parsers._facts import joined, times
+from pipelog.parsing import Records, Rows, records
+
+_WHO = r"(?P<before>(?:slurmstepd(?:-\S+?)?: error: )?\*{3} (?:STEP|JOB) \S+(?: ON (?P<host>\S+))?)?$"
+_REASONS = {
+    "TIME LIMIT": "slurm-time-limit",
+    "PREEMPTION": "slurm-preempted",
+    "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": "slurm-node-failure",
+    "JOB REQUEUE": "slurm-requeue",
+}
+
+
+@records(
+    "slurm-cancelled",
+    mark=" CANCELLED AT ",
+    head=_WHO,
+    pattern=(
+        r"^(?P<words> CANCELLED AT (?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?: (?:DUE TO|DUE to) (?P<reason>[A-Z][A-Za-z, ]*?[A-Za-z]))?"
+        r"(?: on (?P<node>\S+))?(?: \*{3}|$))"
+    ),
+)
+def cancelled(found: Records) -> Iterator[Rows]:
+    """Give the end of a job or step from outside, named after its reason, with the node and the time that the text states."""
+    name = pa.array(list(_REASONS.values())).take(pc.index_in(found["reason"], pa.array(list(_REASONS))))
+    yield found.rows("end", pc.fill_null(name, "slurm-cancelled"), text=_text(found), **_where(found, pc.coalesce(found["host"], found["node"])))
+
+
+# slurmstepd: error: *** STEP 812345.0 ON node7 FAILED (non-zero exit code or other failure mode) ***
+@records(
+    "slurm-step-failed",
+    mark=" FAILED (non-zero exit code or other failure mode)",
+    head=_WHO,
+    pattern=r"^(?P<words> FAILED \(non-zero exit code or other failure mode\)(?: \*{3})?)",
+)
+def step_failed(found: Records) -> Iterator[Rows]:
+    """Give the end of a step because another of its tasks failed."""
+    yield found.rows("end", "slurm-step-failed", text=_text(found), host=pc.coalesce(found["host"], found.columns["host"]))
+
+
+# slurmstepd: error: *** STEP 812345.0 ON node7 UNCORRECTABLE MEMORY ERROR AT 2024-03-05T16:00:00 ***
+@records(
+    "slurm-memory-error",
+    mark=" UNCORRECTABLE MEMORY ERROR AT ",
+    head=_WHO,
+    pattern=r"^(?P<words> UNCORRECTABLE MEMORY ERROR AT (?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?: \*{3})?)",
+)
+def memory_error(found: Records) -> Iterator[Rows]:
+    """Give the end of a step by an error of the host's memory."""
+    yield found.rows("end", "slurm-memory-error", text=_text(found), **_where(found, found["host"]))
+
+
+# slurmstepd: error: Detected 1 oom_kill event in StepId=812345.0. Some of the step tasks have been OOM Killed.
+# slurmstepd-nx20-15: error: Detected 1 oom-kill event(s) in StepId=7730416.0. Some of your processes may have been killed by the cgroup out-of-memory handler.
+@records(
+    "slurm-oom",
+    mark=(" oom-kill event", " oom_kill event"),
+    head=r"(?P<before>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )?Detected (?P<count>\d{1,9}))$",
+    pattern=r"^(?P<words> oom[-_]kill event.*?)\s*$",
+)
+def oom(found: Records) -> Iterator[Rows]:
+    """Give kills for want of host memory (value: how many) that the cgroup of a step saw."""
+    yield found.rows("end", "slurm-oom", value=found.float("count"), text=_text(found), host=pc.coalesce(found["host"], found.columns["host"]))
+
+
+_CODES = {
+    "Hangup": -1.0,
+    "Interrupt": -2.0,
+    "Quit": -3.0,
+    "Illegal instruction": -4.0,
+    "Aborted": -6.0,
+    "Bus error": -7.0,
+    "Floating point exception": -8.0,
+    "Killed": -9.0,
+    "Segmentation fault": -11.0,
+    "Broken pipe": -13.0,
+    "Terminated": -15.0,
+}
+
+
+# srun: error: nx20-15: tasks 0-1,3: Terminated
+# srun: error: gpu-b07: task 5: Exited with exit code 1
+# srun: error: node7: task 4: Segmentation fault (core dumped)
+# srun: error: nx20-15: task 2: Out Of Memory
+# srun: error: Node failure on cn0417
+@records(
+    "slurm-task",
+    mark="srun: error: ",
+    pattern=(
+        r"^(?P<words>srun: error: (?:(?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<code>\d{1,9})"
+        r"|(?P<signal>[A-Z][A-Za-z ]*[a-z])(?: \(core dumped\))?)|Node failure on (?P<node>\S+)))\s*$"
+    ),
+)
+def task(found: Records) -> Iterator[Rows]:
+    """Give how tasks ended: value is the exit code, negative for a signal, null for `Out Of Memory`; the label names the tasks.
+
+    A task is a whole node's launcher where there is one launcher per node.
+    """
+    tasks = found.where(found.has("tasks"))
+    signal = pa.array(list(_CODES.values())).take(pc.index_in(tasks["signal"], pa.array(list(_CODES))))
+    yield tasks.rows(
+        "end",
+        "slurm-task",
+        value=pc.coalesce(tasks.float("code"), signal),
+        host=tasks["host"],
+        label=joined("task ", tasks["tasks"]),
+        text=tasks["words"],
+    )
+    nodes = found.where(found.has("node"))
+    yield nodes.rows("end", "slurm-node-failure", host=nodes["node"], text=nodes["words"])
+
+
+def _text(found: Records) -> pa.Array:
+    return pc.utf8_ltrim_whitespace(joined(found.groups["before"], found["words"]))
+
+
+def _where(found: Records, host: pa.Array) -> dict[str, pa.Array]:
+    """Return host, time and clock: what the text states goes before what stands in front of the line."""
+    when = times(found["when"])
+    stated = pc.is_valid(when)
+    return {
+        "host": pc.coalesce(host, found.columns["host"]),
+        "start_ns": pc.coalesce(when, found.columns["start_ns"]),
+        "clock": pc.if_else(stated, pa.scalar("log"), found.columns["clock"]),
+    }

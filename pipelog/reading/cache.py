@@ -1,0 +1,70 @@
+"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change and version of pipelog.
+
+Only the command line uses it. A cache that cannot be written or read costs nothing but time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from pipelog._version import __version__
+from pipelog.errors import BadReport
+from pipelog.events import Events
+from pipelog.reading.files import Source
+
+_SMALLEST = 1 << 20
+_LARGEST_TOTAL = 4 << 30
+
+
+def folder() -> Path:
+    """Where the cache lies."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipelog"
+
+
+def place(source: Source) -> Path | None:
+    """The file of *source* in the cache; None for small files, which are read again as fast."""
+    if source.bytes < _SMALLEST:
+        return None
+    key = f"{source.path.resolve()}\0{source.shown}\0{source.bytes}\0{source.modified_ns}\0{__version__}"
+    return folder() / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.parquet"
+
+
+def load(path: Path) -> Events | None:
+    """What was kept, None where there is nothing whole."""
+    try:
+        if path.exists():
+            os.utime(path)
+            return Events.read(path)
+    except (OSError, BadReport):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def keep(path: Path, events: Events) -> None:
+    """Write whole or not at all; then let the oldest go where the cache has grown too large."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+            name = Path(part.name)
+        try:
+            events.write(name)
+            name.replace(path)
+        finally:
+            name.unlink(missing_ok=True)
+        _trim(path.parent)
+    except OSError:
+        return
+
+
+def _trim(directory: Path) -> None:
+    files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in directory.glob("*.parquet")), reverse=True)
+    total = 0
+    for _, size, file in files:
+        total += size
+        if total > _LARGEST_TOTAL:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""ds_config.json files: told by content, read into facts `config.<key>` with their lines."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+import pyarrow as pa
+
+from pipelog.events import EVENTS, Input, Skipped, conform, constant
+from pipelog.parsers._config_facts import Entry, Reader
+from pipelog.reading.files import Source
+from pipelog.reading.streams import Stream
+
+_LARGEST = 8 << 20
+"""A configuration is a few KB; what is larger is something else, and is not read to its end."""
+
+_OWN = frozenset(
+    (
+        "aio",
+        "autotuning",
+        "comms_logger",
+        "communication_data_type",
+        "compression_training",
+        "csv_monitor",
+        "data_efficiency",
+        "data_types",
+        "dump_state",
+        "elasticity",
+        "flops_profiler",
+        "gradient_predivide_factor",
+        "hybrid_engine",
+        "load_universal_checkpoint",
+        "memory_breakdown",
+        "nebula",
+        "prescale_gradients",
+        "sparse_attention",
+        "sparse_gradients",
+        "steps_per_print",
+        "train_micro_batch_size_per_gpu",
+        "wall_clock_breakdown",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization",
+    )
+)
+"""Top-level keys that nobody else uses."""
+
+_INSIDE = {
+    "activation_checkpointing": ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "number_checkpoints", "profile"),
+    "amp": ("enabled",),
+    "bf16": ("enabled",),
+    "bfloat16": ("enabled",),
+    "fp16": ("enabled",),
+    "pipeline": ("stages", "partition", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned"),
+    "tensor_parallel": ("autotp_size",),
+    "torch_autocast": ("enabled",),
+}
+"""Keys that are DeepSpeed's by what they hold: HF's arguments have `fp16` and `bf16` too, as plain values."""
+
+_SHARED = frozenset(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "zero_enabled"))
+"""Keys that others use as well (trainer_state.json has train_batch_size): enough only where there is nothing else."""
+
+_BEGIN = re.compile(r"(?:\s++|//[^\n]*+\n|\#[^\n]*+\n|(?>/\*.*?\*/))*+\{", re.DOTALL)
+
+
+def is_config(head: bytes) -> bool:
+    """Return whether a file that begins with *head* holds a DeepSpeed configuration."""
+    text = _text(head)
+    if not _BEGIN.match(text[:20_000]):
+        return False
+    entries = list(Reader(strict=False).entries(_lines(text)))
+    own = any(entry.path[0] in _OWN or _tells(entry) for entry in entries)
+    return own or ("train_batch_size" in {entry.path[0] for entry in entries} and all(entry.path[0] in _SHARED for entry in entries))
+
+
+def _tells(entry: Entry) -> bool:
+    return len(entry.path) > 1 and entry.path[1] in _INSIDE.get(entry.path[0], ())
+
+
+def read_config(source: Source) -> tuple[pa.Table, Input]:
+    """Return the facts of a ds_config.json, and what was skipped. Never raises for what the file holds."""
+    stream = Stream(source.path)
+    data = bytearray()
+    for piece in stream.text():
+        data += piece
+        if len(data) > _LARGEST:
+            break
+    given = Input(source.shown, "config", source.bytes)
+    reader = Reader(strict=False)
+    rows = [entry.row() for entry in reader.entries(_lines(_text(bytes(data[:_LARGEST]))))]
+    names = ("kind", "name", "value", "text", "line")
+    columns = {name: pa.array([row[name] for row in rows], _plain(EVENTS.field(name).type)) for name in names}
+    columns["file"] = constant(source.shown, EVENTS.field("file").type, len(rows))
+    table = conform(pa.table(columns))
+    given.events = table.num_rows
+    given.skipped = [*reader.trouble[:200], *stream.trouble]
+    if len(data) > _LARGEST:
+        given.skipped.append(Skipped(None, "only the first 8 MiB were read: no DeepSpeed configuration is as large"))
+    return table, given
+
+
+def _plain(dtype: pa.DataType) -> pa.DataType:
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+
+
+def _text(data: bytes) -> str:
+    for mark, coding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF8, "utf-8")):
+        if data.startswith(mark):
+            return data[len(mark) :].decode(coding, "replace")
+    return data.decode("utf-8", "replace")
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    return list(enumerate(text.split("\n"), 1))

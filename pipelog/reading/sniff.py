@@ -1,0 +1,85 @@
+"""What a file is, told by its content, never by its name."""
+
+from __future__ import annotations
+
+from pipelog.reading.configs import is_config
+from pipelog.reading.files import Source
+from pipelog.reading.flight import is_flight
+from pipelog.reading.monitors import is_monitor
+from pipelog.reading.streams import Stream
+from pipelog.reading.traces import is_trace
+
+_HEAD = 256 << 10
+_BINARY = {
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"%PDF": "a PDF document",
+    b"PK\x03\x04": "a zip archive (a checkpoint or a wheel)",
+    b"\x7fELF": "a program",
+    b"SQLite format 3": "a database",
+}
+
+
+def kind(source: Source) -> tuple[str, str | None]:
+    """(log, trace, config, monitor, events, flight-recorder or ignored; the reason where ignored). Raises OSError where it cannot be read."""
+    head = _head(source)
+    if not head:
+        return "ignored", "ignored, because it is empty"
+    if head[:4] == b"PAR1":
+        return "events", None
+    for magic, what in _BINARY.items():
+        if head.startswith(magic):
+            return "ignored", f"ignored, because it is {what}"
+    if is_flight(head):
+        return "flight-recorder", None
+    if head[:1] == b"\x80":
+        return "ignored", "ignored, because it is a pickle of something else, and pickles can run code"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] in (b"{", b"["):
+        if is_trace(head):
+            return "trace", None
+        if is_config(head):
+            return "config", None
+        if _whole_json(text):
+            return "ignored", "ignored, because it is JSON, but neither a trace nor a DeepSpeed configuration"
+    if text.startswith(b"#!"):
+        return "ignored", "ignored, because it is a script"
+    if is_monitor(head):
+        return "monitor", None
+    if _binary(head):
+        return "ignored", "ignored, because it is binary" if not _events_file(source) else "ignored, because it is a TensorBoard event file (its CSV twin is read)"
+    return "log", None
+
+
+def _head(source: Source) -> bytes:
+    stream, out = Stream(source.path), b""
+    for piece in stream.text():
+        out += piece
+        if len(out) >= _HEAD:
+            break
+    return out[:_HEAD]
+
+
+def _whole_json(text: bytes) -> bool:
+    """Whether it looks like a JSON document and not like a log that begins with a bracket (`[2024-03-05 …`)."""
+    second = text[1:].lstrip()[:1]
+    return text[:1] == b"{" and second in (b'"', b"}") or text[:1] == b"[" and second in (b"{", b"[", b'"', b"]")
+
+
+def _binary(head: bytes) -> bool:
+    """Many control bytes other than those that logs hold: tab, newline, carriage return, escape, NUL (a hole of a file system)."""
+    sample = head[: 64 << 10].replace(b"\0", b"")
+    if not sample:
+        return True
+    control = sum(sample.count(bytes([c])) for c in (*range(1, 8), *range(14, 27), *range(28, 32), 127))
+    try:
+        sample.decode()
+        broken = 0
+    except UnicodeDecodeError:
+        broken = sample.decode("utf-8", "replace").count("\ufffd")
+    zeros = head.count(b"\0")
+    return control > 0.02 * len(sample) or (broken > 0.1 * len(sample)) or (zeros > 0.3 * len(head) and b"\n" not in sample)
+
+
+def _events_file(source: Source) -> bool:
+    return "tfevents" in source.shown

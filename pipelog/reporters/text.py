@@ -1,0 +1,107 @@
+"""The terminal's text: verdict, findings with their lines, what to do. Plain when piped; `styled` for a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from pipelog._text import count, percent
+from pipelog.findings import Finding, Severity, Status
+from pipelog.report import Report
+from pipelog.reporters import reporter
+from pipelog.reporters.verdict import verdict
+
+_TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "unknown": "bold blue"}
+_SEVERITIES = {Severity.ERROR: ("error", "bold red"), Severity.WARNING: ("warning", "yellow"), Severity.INFO: ("info", "blue")}
+
+
+@reporter("text", suffix=".txt")
+def render(report: Report) -> str:
+    """Without colours, 100 columns wide."""
+    out = io.StringIO()
+    styled(report, Console(file=out, width=100, no_color=True, highlight=False, legacy_windows=False, soft_wrap=False, force_terminal=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def styled(report: Report, console: Console) -> None:
+    """Write the report to a console; it adapts to its width and honours NO_COLOR."""
+    said = verdict(report)
+    head = Text(said.word, style=_TONES[said.tone])
+    head.append("  ")
+    head.append(printable(said.sentence), style="bold")
+    console.print(head)
+    console.print(Text(printable(said.facts), style="dim"))
+    for note in report.notes:
+        console.print(Text(printable(note), style="dim"))
+    for finding in report.findings:
+        console.print()
+        _finding(finding, console)
+    console.print()
+    _rest(report, console)
+
+
+def _finding(finding: Finding, console: Console) -> None:
+    word, style = _SEVERITIES[finding.severity]
+    head = Text(f"{word:<8}", style=style)
+    head.append(printable(_capital(finding.title)))
+    head.append(f"  [{finding.id} {finding.name}, confidence {finding.confidence.value}{_cost(finding)}]", style="dim")
+    console.print(head)
+    for evidence in finding.evidence:
+        place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file
+        line = Text(printable(place), style="cyan")
+        if evidence.text:
+            line.append("  ")
+            line.append(_shortened(printable(evidence.text)), style="dim")
+        console.print(Padding(line, (0, 0, 0, 8)), no_wrap=False)
+    for advice in finding.advice:
+        line = Text("→ " + printable(advice.action))
+        if advice.expected:
+            line.append(f" ({printable(advice.expected)})", style="dim")
+        console.print(Padding(line, (0, 0, 0, 8)))
+
+
+def _cost(finding: Finding) -> str:
+    return f", cost {percent(finding.cost)}" if finding.cost else ""
+
+
+def _rest(report: Report, console: Console) -> None:
+    clear = [o for o in report.outcomes if o.status is Status.CLEAR]
+    blind = [o for o in report.outcomes if o.status is Status.NOT_APPLICABLE]
+    failed = [o for o in report.outcomes if o.status is Status.FAILED]
+    console.print(Text(f"Looked at and clear: {', '.join(o.name for o in clear) or 'nothing'}", style="dim"))
+    if blind:
+        console.print(Text("Not looked at, for want of data:", style="dim"))
+        for outcome in blind:
+            console.print(Padding(Text(f"{outcome.name}: {printable(outcome.reason or '')}", style="dim"), (0, 0, 0, 2)))
+    for outcome in failed:
+        console.print(Text(f"Failed (a fault of pipelog): {outcome.name}: {printable(outcome.reason or '')}", style="red"))
+    console.print(Text(_inputs(report), style="dim"))
+
+
+def _inputs(report: Report) -> str:
+    read = [i for i in report.inputs if i["kind"] != "ignored"]
+    left = len(report.inputs) - len(read)
+    skipped = sum(len(i["skipped"]) for i in read)
+    parts = [f"Read {count(len(read), 'file')}, {sum(i['events'] for i in read):,} events"]
+    if left:
+        parts.append(f"{count(left, 'file')} ignored")
+    if skipped:
+        parts.append(f"{count(skipped, 'place')} skipped (listed in the report)")
+    return "; ".join(parts)
+
+
+def _shortened(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def printable(text: Any) -> str:
+    """Text of logs is hostile: without control characters a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

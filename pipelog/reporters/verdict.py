@@ -1,0 +1,95 @@
+"""The verdict: one line and its details, the same in every output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelog._text import count, digits, percent
+from pipelog.findings import Finding, Severity, Status
+from pipelog.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """word: OK, SLOW, ATTENTION, FAILED, …; tone: ok, warning, error, unknown. sentence, and a line of facts about the run."""
+
+    word: str
+    tone: str
+    sentence: str
+    facts: str
+
+
+_SLOW = ("high-bubble-ratio", "stage-imbalance", "communication-stall", "straggler-rank", "throughput-drop", "slow-data-loading", "few-micro-batches")
+_ENDED = {
+    "failed": ("FAILED", "error"),
+    "hung": ("HUNG", "error"),
+    "cancelled": ("CANCELLED", "warning"),
+    "time-limit": ("TIME LIMIT", "warning"),
+    "preempted": ("PREEMPTED", "warning"),
+}
+
+
+def verdict(report: Report) -> Verdict:
+    """How it ended if not well; else the costliest finding; else that nothing was found, or that nothing can be told."""
+    facts = _facts(report)
+    loud = [f for f in report.findings if f.severity is not Severity.INFO]
+    status = report.run["status"]
+    if status in _ENDED:
+        word, tone = _ENDED[status]
+        return Verdict(word, tone, _how_it_ended(report) + _also(loud), facts)
+    if loud:
+        first = max(loud, key=lambda f: (f.severity is Severity.ERROR, f.cost or 0.0))
+        slow = first.name in _SLOW
+        return Verdict("SLOW" if slow else "ATTENTION", "error" if first.severity is Severity.ERROR else "warning", _capital(first.title), facts)
+    looked = [o for o in report.outcomes if o.status in (Status.CLEAR, Status.FOUND)]
+    if not report.metrics["step_time_s"]["n"] and report.metrics["bubble"]["measured"] is None and not report.metrics["devices"]:
+        return Verdict("CANNOT TELL", "unknown", _what_is_missing(report), facts)
+    ended = "" if status == "completed" else ", but the log does not say how the run ended"
+    return Verdict("OK", "ok", f"No problem found by the {count(len(looked), 'rule')} that had data{ended}", facts)
+
+
+def _how_it_ended(report: Report) -> str:
+    failure = report.failure
+    title = _capital(failure["title"]) if failure else f"The run {report.run['status']}"
+    step = report.run["last_step"]
+    return title + (f", after step {step:,}" if step is not None else "")
+
+
+def _also(loud: list[Finding]) -> str:
+    return f"; {count(len(loud), 'more finding')} below" if loud else ""
+
+
+def _what_is_missing(report: Report) -> str:
+    kinds = {i["kind"] for i in report.inputs}
+    if not kinds & {"log", "trace", "flight-recorder"}:
+        return "No log and no trace in what was given"
+    if kinds == {"trace"}:
+        return "The traces hold neither device work nor pipeline passes"
+    return "No step line, no timer and no trace that shows work: nothing can be said about time"
+
+
+def _facts(report: Report) -> str:
+    """llama-13b · 02:14 → 02:31 · pp 4 x dp 2 x tp 1 · 8 micro-batches · 1.2 s a step · DeepSpeed 0.16.9."""
+    run, shape, config, metrics = report.run, report.topology, report.config, report.metrics
+    parts = [report.name]
+    if run["started_at"]:
+        parts.append(f"{run['started_at'][:16].replace('T', ' ')} → {run['ended_at'][11:16]}")
+    known = [f"{n} {shape[n]}" for n in ("pp", "dp", "tp") if shape[n] is not None]
+    if known:
+        parts.append(" x ".join(known))
+    elif shape["world_size"]:
+        parts.append(count(shape["world_size"], "rank"))
+    if config["micro_batches"]:
+        parts.append(count(config["micro_batches"], "micro-batch", "micro-batches"))
+    if metrics["step_time_s"]["median"]:
+        parts.append(f"{digits(metrics['step_time_s']['median'])} s a step")
+    if metrics["bubble"]["measured"] is not None:
+        stage = "" if metrics["bubble"]["scope"] == "run" else f" (stage {metrics['bubble']['per_stage'][0]['stage']})"
+        parts.append(f"bubble {percent(metrics['bubble']['measured'])}{stage}")
+    if run["frameworks"]["deepspeed"]:
+        parts.append(f"DeepSpeed {run['frameworks']['deepspeed']}")
+    return " · ".join(parts)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

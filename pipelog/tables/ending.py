@@ -1,0 +1,143 @@
+"""How each attempt ended, as far as its lines say so plainly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.events import Input
+from pipelog.tables import frame, table
+from pipelog.tables.attempts import Attempts
+
+_SCHEDULER = {
+    "slurm-time-limit": ("time-limit", "scheduler.time-limit"),
+    "slurm-preempted": ("preempted", "scheduler.preempted"),
+    "slurm-requeue": ("preempted", "scheduler.preempted"),
+    "slurm-cancelled": ("cancelled", "scheduler.cancelled"),
+    "slurm-node-failure": ("failed", "hardware.node"),
+    "k8s-deadline": ("time-limit", "scheduler.time-limit"),
+    "k8s-preempted": ("preempted", "scheduler.preempted"),
+}
+_STOPPED = re.compile(r"^(KeyboardInterrupt|SystemExit)")
+_BY_SIGNAL = frozenset({-15, -2, 143, 130})
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """status as in report.json; category where a scheduler's line gives one; file, line and text of the line that says so.
+
+    done: whether the training itself says that it is done. at_ns: time of that line where it has one.
+    """
+
+    attempt: int
+    status: str
+    category: str | None = None
+    file: str | None = None
+    line: int | None = None
+    text: str | None = None
+    at_ns: int | None = None
+    hosts: tuple[str, ...] = field(default=())
+
+
+@table("endings", needs=("rows", "attempts", "inputs"))
+def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[Ending]:
+    """One ending an attempt, first that applies:
+
+    a scheduler's line that no failure comes before (a cancelled step may be the consequence of one); an exit code other than 0 or a
+    failed child, unless the training said that it was done before; every process exited successfully; the training says it is done; a
+    traceback after the last step; the user's script says it is done; the planned number of steps is reached. Else incomplete.
+    """
+    order = {i.path: n for n, i in enumerate(inputs)}
+    found = frame(rows, ("end", "message", "process", "step", "iteration"), ("kind", "name", "attempt", "step", "value", "host", "file", "line", "text", "start_ns"))
+    found["order"] = found["file"].map(order).fillna(0)
+    found = found.sort_values(["order", "line"], kind="stable")
+    return [_of_attempt(n, found[found["attempt"] == n], last=n == attempts.count - 1) for n in range(attempts.count)]
+
+
+def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
+    ends = rows[rows["kind"] == "end"]
+    traces = rows[(rows["kind"] == "message") & (rows["name"] == "traceback")]
+    work = rows[rows["kind"].isin(["step", "iteration"])]
+    uncaught = _after_work(traces, work, rows)
+    own = uncaught[~uncaught["text"].fillna("").str.match(_STOPPED.pattern)]
+    scheduler = ends[ends["name"].isin(_SCHEDULER)]
+    bad = ends[ends["name"].isin(["exit-code", "child-failed", "slurm-task", "k8s-failed"]) & ~(ends["value"] == 0)]
+    done = ends[ends["name"] == "training-done"]
+    if len(scheduler):
+        row = scheduler.iloc[0]
+        before = _before(pd.concat([own, bad[~bad["value"].isin(_BY_SIGNAL)]]), row)
+        # a step is also cancelled because one of its tasks failed
+        if row["name"] != "slurm-cancelled" or not len(before):
+            status, category = _SCHEDULER[row["name"]]
+            return _ending(number, status, row, category)
+    successes = ends[ends["name"] == "exit-success"]
+    if len(bad) and not len(done):
+        stopped = len(uncaught) and not len(own)
+        if stopped or (bad["value"].isin(_BY_SIGNAL).all() and not len(own)):
+            return _ending(number, "cancelled", (uncaught if len(uncaught) else bad).iloc[0], "scheduler.cancelled")
+        return _ending(number, "failed", (own if len(own) else bad).iloc[0])
+    spawned = rows[(rows["kind"] == "process") & (rows["name"] == "spawned")]["value"].nunique()
+    if len(successes) and len(successes["value"].unique()) >= spawned:
+        return _ending(number, "completed", successes.iloc[-1])
+    if len(done):
+        return _ending(number, "completed", done.iloc[-1])
+    if len(own):
+        return _ending(number, "failed", own.iloc[0])
+    signals = ends[ends["name"] == "signal"]
+    if len(uncaught) or len(signals):
+        return _ending(number, "cancelled", (uncaught if len(uncaught) else signals).iloc[0], "scheduler.cancelled")
+    said = ends[ends["name"].isin(["script-done", "exiting"])]
+    if len(said):
+        return _ending(number, "completed", said.iloc[-1])
+    planned = rows[(rows["kind"] == "iteration") & rows["value"].notna()]
+    if len(planned) and (planned["step"] >= planned["value"]).any():
+        return _ending(number, "completed", planned.iloc[-1])
+    return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
+
+
+def _after_work(traces: pd.DataFrame, work: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Tracebacks that were not survived: no step of the same file, and no sign of a good end, comes after them.
+
+    Only where they stand in a file that has steps can that be told; others (a rank's own file) count as they are.
+    """
+    if not len(traces):
+        return traces
+    good = rows[(rows["kind"] == "end") & rows["name"].isin(["exit-success", "training-done", "script-done"])]
+    last_work = pd.concat([work, good]).groupby("file")["line"].max()
+    limit = traces["file"].map(last_work)
+    bad_end = rows[(rows["kind"] == "end") & rows["name"].isin(["exit-code", "child-failed"]) & ~(rows["value"] == 0)]
+    if len(bad_end):  # the launcher says that a rank failed: steps that stand after its traceback came from another stream
+        return traces
+    return traces[limit.isna() | (traces["line"] > limit)]
+
+
+def _before(rows: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
+    same = rows[rows["file"] == row["file"]]
+    return same[same["line"] < row["line"]]
+
+
+def _ending(number: int, status: str, row: pd.Series, category: str | None = None) -> Ending:
+    at = row["start_ns"]
+    host = (str(row["host"]),) if isinstance(row["host"], str) and row["name"] in ("slurm-node-failure",) else ()
+    text = row["text"] if isinstance(row["text"], str) else None
+    return Ending(number, status, category, str(row["file"]), int(row["line"]), text, None if pd.isna(at) else int(at), host)
+
+
+@table("checkpoints", needs=("rows",))
+def checkpoints(rows: pa.Table) -> pd.DataFrame:
+    """Checkpoints that were written to the end: attempt, step, file, line.
+
+    `complete` lines say so; releases that print no such line (v0.17.1+) leave `begin`, which counts where steps were made after it.
+    """
+    found = frame(rows, ("checkpoint",), ("name", "attempt", "step", "file", "line"))
+    found = found.dropna(subset=["step"])
+    complete = found[found["name"] == "complete"]
+    steps = frame(rows, ("step", "iteration"), ("attempt", "step")).dropna()
+    last = steps.groupby("attempt")["step"].max()
+    begun = found[found["name"] == "begin"]
+    later = begun[(begun["attempt"].map(last).fillna(-1) > begun["step"]).to_numpy()] if len(begun) else begun
+    out = pd.concat([complete, later])[["attempt", "step", "file", "line"]]
+    return out.sort_values(["attempt", "step", "line"]).drop_duplicates(["attempt", "step"]).reset_index(drop=True)
