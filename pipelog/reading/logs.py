@@ -124,21 +124,22 @@ class _Reader:
 
     def _columns(self, chunk: Chunk, found: Found) -> dict[str, pa.Array]:
         even = pa.array(2 * np.arange(len(found.start)))
-        before = heads.clean(cut(chunk.data, found.head, found.start).take(even))
+        odd = b"\x1b" in chunk.data or b"\0" in chunk.data
+        before = heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=odd)
         assert self.prefix is not None
-        has_prefix = bool(self.prefix.found) or b"[rank" in chunk.data
+        has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(before, r"^\[rank\d")).as_py()
         known = heads.parse(before, found.opener, self.prefix, has_prefix=has_prefix)
         if self.rank is not None:
             known["rank"] = pc.coalesce(known["rank"], pa.scalar(self.rank, pa.int32()))
         known["line"] = pa.array(chunk.first + found.line)
         known["_head"] = before
-        known["_text"] = cut(chunk.data, found.start, found.end).take(even)
+        known["_text"] = heads.clean(cut(chunk.data, found.start, found.end).take(even), odd=odd)
         return known
 
     def _records(self, parser: RecordParser, columns: dict[str, pa.Array], which: np.ndarray) -> list[pa.Table]:
         take = pa.array(which)
         mine = {k: v.take(take) for k, v in columns.items()}
-        texts, before = heads.clean(mine.pop("_text")), mine.pop("_head")
+        texts, before = mine.pop("_text"), mine.pop("_head")
         match = pc.extract_regex(texts, parser.pattern)
         keep, torn = pc.is_valid(match), pc.is_null(match)
         groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)}
@@ -155,7 +156,8 @@ class _Reader:
             return []
         out = []
         for rows in parser.parse(found):
-            out.append(self._finish(rows))
+            if rows.num_rows:
+                out.append(self._finish(rows))
         for place in found.skipped:
             self._skip(place)
         return out
