@@ -202,6 +202,8 @@ class Reader:
         begun_by = "{" if sign == "}" else "["
         if all(frame.sign != begun_by for frame in self._open):
             self.trouble.append(Skipped(line, f"{sign} closes nothing"))
+            begun_by = self._open[-1].sign if len(self._open) > 1 else ""  # a slip of the finger for the other sign
+        if not begun_by:
             return
         while self._open:
             frame = self._open.pop()

@@ -20,25 +20,19 @@ _OWN = frozenset(
         "aio",
         "autotuning",
         "comms_logger",
-        "communication_data_type",
         "compression_training",
         "csv_monitor",
         "data_efficiency",
         "data_types",
-        "dump_state",
         "elasticity",
         "flops_profiler",
         "gradient_predivide_factor",
         "hybrid_engine",
-        "load_universal_checkpoint",
-        "memory_breakdown",
         "nebula",
         "prescale_gradients",
         "sparse_attention",
         "sparse_gradients",
-        "steps_per_print",
         "train_micro_batch_size_per_gpu",
-        "wall_clock_breakdown",
         "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer",
         "zero_optimization",
@@ -58,8 +52,9 @@ _INSIDE = {
 }
 """Keys that are DeepSpeed's by what they hold: HF's arguments have `fp16` and `bf16` too, as plain values."""
 
-_SHARED = frozenset(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "zero_enabled"))
-"""Keys that others use as well (trainer_state.json has train_batch_size): enough only where there is nothing else."""
+_TELLING = frozenset(("train_batch_size", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "communication_data_type"))
+_COMMON = frozenset(("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler"))
+"""Keys that others use as well (trainer_state.json has train_batch_size): enough where they are half of all or more, and one is telling."""
 
 _BEGIN = re.compile(r"(?:\s++|//[^\n]*+\n|\#[^\n]*+\n|(?>/\*.*?\*/))*+\{", re.DOTALL)
 
@@ -70,8 +65,10 @@ def is_config(head: bytes) -> bool:
     if not _BEGIN.match(text[:20_000]):
         return False
     entries = list(Reader(strict=False).entries(_lines(text)))
-    own = any(entry.path[0] in _OWN or _tells(entry) for entry in entries)
-    return own or ("train_batch_size" in {entry.path[0] for entry in entries} and all(entry.path[0] in _SHARED for entry in entries))
+    if any(entry.path[0] in _OWN or _tells(entry) for entry in entries):
+        return True
+    keys = {entry.path[0] for entry in entries}
+    return bool(keys & _TELLING) and 2 * len(keys & (_TELLING | _COMMON)) >= len(keys)
 
 
 def _tells(entry: Entry) -> bool:
