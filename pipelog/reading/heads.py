@@ -39,6 +39,8 @@ _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a
 _COLOURS = rf"(?:{ANSI})*"
 
 _LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \[[^\]]*\] (?:\[Rank (?P<rank>-?\d+)\] )?"
+_PLAIN_RANK = r"^\[Rank (?P<rank>\d+)\] (?:\(|$)"
+"""Prints of Megatron and of DeepSpeed from v0.18.0 on. By far the commonest head without a stamp, and quick to match."""
 _ANY_STAMP = r"^.*\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\]"
 _ANY_RANK = r"^.*(?:\[[Rr]ank (?P<rank>\d+)\]|\brank=(?P<old>\d+) $)"
 
@@ -143,6 +145,9 @@ def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bo
     stamp, rank = logger.field("stamp"), _number(logger.field("rank"), pa.int32())
     stamp = pc.if_else(pc.is_valid(logger), stamp, None)
     left = pc.and_(pc.is_null(logger), pc.match_substring_regex(heads, r"\[|rank=\d+ $"))
+    if pc.any(left).as_py():
+        plain = _number(pc.extract_regex(pc.if_else(left, heads, None), _PLAIN_RANK).field("rank"), pa.int32())
+        rank, left = pc.coalesce(rank, plain), pc.and_(left, pc.is_null(plain))
     if pc.any(left).as_py():
         rest = pc.if_else(left, heads, None)
         dated = pc.if_else(pc.match_substring(rest, "[20"), rest, None)
