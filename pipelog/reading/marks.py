@@ -78,7 +78,7 @@ def find(data: bytes) -> Found | None:
     # `global_step=7` and `total_steps: 9` hold marks that begin no record: a mark that is a word must begin one
     before = np.where(start > 0, buffer[np.maximum(start - 1, 0)], 32)
     inside = table.wordy[flat[:, 0]] & (((before | 32) - 97 < 26) | (before == 95))
-    if b"\x1b[" in data:
+    if b"\x1b" in data:
         inside &= ~_after_colour(buffer, start)
     keep = (parser >= 0) & ~inside
     if not keep.any():
