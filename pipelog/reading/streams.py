@@ -19,6 +19,8 @@ from pipelog.events import Skipped
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _READ = 1 << 20
+_READ_PACKED = 1 << 16
+"""Of gzip and zstd less at a time: it grows fifteen- to thirtyfold, and what fits the processor's cache is worked on faster."""
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
@@ -57,15 +59,15 @@ class Stream:
             yield decoder.decode(piece).encode()
 
     def _gunzip(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
-        inflate, data = isal_zlib.decompressobj(zlib.MAX_WBITS | 16), read(_READ)
+        inflate, data = isal_zlib.decompressobj(zlib.MAX_WBITS | 16), read(_READ_PACKED)
         try:
             while data:
                 if out := inflate.decompress(data):
                     yield out
                 if not inflate.eof:
-                    data = read(_READ)
+                    data = read(_READ_PACKED)
                     continue
-                data = (inflate.unused_data or read(_READ)).lstrip(b"\0")  # members may follow one another, padded with zeros
+                data = (inflate.unused_data or read(_READ_PACKED)).lstrip(b"\0")  # members may follow one another, padded with zeros
                 if data[:2] not in (GZIP, GZIP[:1], b""):
                     self.trouble.append(Skipped(None, "bytes after the end of the gzip data"))
                     return
@@ -80,7 +82,7 @@ class Stream:
         with pa.CompressedInputStream(pa.OSFile(str(self.path)), "zstd") as stream:
             while True:
                 try:
-                    piece = stream.read(1 << 16)  # small reads: the last one is lost where the file is cut
+                    piece = stream.read(_READ_PACKED)  # small reads: the last one is lost where the file is cut
                 except OSError as error:
                     self.trouble.append(Skipped(None, f"the zstd data end in the middle or are damaged ({error})"))
                     return
@@ -101,7 +103,7 @@ class Chunk:
     last: bool
 
 
-def chunks(pieces: Iterator[bytes], size: int = 8 << 20, limit: int = 64 << 20) -> Iterator[Chunk]:
+def chunks(pieces: Iterator[bytes], size: int = 16 << 20, limit: int = 64 << 20) -> Iterator[Chunk]:
     """Cut *pieces* into chunks of whole lines of about *size* bytes; a line above *limit* bytes is cut."""
     held: list[bytes] = []
     have, number = 0, 1
