@@ -51,8 +51,8 @@ def timers(found: Records) -> Iterator[Rows]:
     yield _each(found.where(pc.and_not(deepspeed, alone)), "timer")
     yield _each(found.where(pc.and_not(pc.and_not(full, deepspeed), alone)), "megatron_timer")
 
-    zero = pc.and_(pc.match_substring_regex(text, r"^(?:\| [^|]+: -?0\.00 ?)+$"), pc.invert(pc.match_substring_regex(text, _SETUP)))
-    yield found.where(pc.and_not(zero, alone)).rows("timer_line", "zero")
+    nothing = found.where(pc.and_not(pc.match_substring_regex(text, r"^(?:\| [^|]+: -?0\.00 ?)+$"), alone))
+    yield nothing.where(pc.invert(pc.match_substring_regex(nothing.groups["fields"], _SETUP))).rows("timer_line", "zero")
     yield found.where(pc.invert(full)).rows("timer_line", "empty")
 
 
