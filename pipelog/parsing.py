@@ -166,14 +166,14 @@ class Records:
     def split(self, name: str, separator: str, pattern: str) -> Records:
         """One record per part of a group: *name* cut at *separator*, each part matched with *pattern*.
 
-        Parts that do not match are left out; the groups and columns of the record are repeated for each part.
+        Parts that do not match are left out; the other groups and the columns of the record are repeated for each part.
         """
         parts = pc.split_pattern(self.groups[name], separator)
         parent = pc.list_parent_indices(parts)
         found = pc.extract_regex(pc.list_flatten(parts), pattern)
         keep = pc.is_valid(found)
         parent, found = parent.filter(keep), found.filter(keep)
-        groups = {k: v.take(parent) for k, v in self.groups.items()}
+        groups = {k: v.take(parent) for k, v in self.groups.items() if k != name}  # the whole once per part would be n²
         groups |= {found.type.field(i).name: found.field(i) for i in range(found.type.num_fields)}
         return Records(groups, {k: v.take(parent) for k, v in self.columns.items()}, self.skipped)
 

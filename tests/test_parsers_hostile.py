@@ -70,6 +70,8 @@ def read(data: bytes, name: str = "any.log", reader: Any = read_log) -> tuple[li
 @example(b"[runner.py:1:main] cmd = x --world_info=" + b"W" * 400 + b" --stages 1" + b"0" * 400)
 @example(b'[config.py:1:print_user_config]   json = {"a": ' + b"[" * 500)
 @example(b'[config.py:1:print_user_config]   json = {"\\ud800": "\\udfff", "b": 1' + b"0" * 5000 + b"}")
+@example(b"[config.py:1:print]   zero_config .................. " + b"stage=1 " * 60_000)
+@example(b"global_rank_mapping=defaultdict(<class 'list'>, {" + b"'n': [" + b"0, " * 90_000 + b"1], 'm': [2]})")
 def test_no_text_makes_a_parser_raise(data: bytes) -> None:
     rows, given_input = read(data)
     lines = data.count(b"\n") + 1
