@@ -83,12 +83,13 @@ _ALONE = r"^(?:\[[^\]]*\]:?|[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info
 
 # 0: training finished
 # [trainer] training finished
+# training finished: 200 steps, final loss 3.1182, model written to out/final
 # Training complete!
 @records(
     "script-done",
     mark=(*_WORDS, "TRAINING FINISHED", "TRAINING DONE", "TRAINING COMPLETE"),
     head=_ALONE,
-    pattern=r"^(?P<words>(?i:training (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,8}\.?)?)[\s.!=*#~-]*)$",
+    pattern=r"^(?P<words>(?i:training (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,8}\.?)?(?:: [^%]+)?)[\s.!=*#~-]*)$",
 )
 def script_done(found: Records) -> Iterator[Rows]:
     """Give the end in the user script's own words: only where they are the whole of a line, but for stamps and prefixes."""
