@@ -8,61 +8,101 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipelog.tables import Tables
+from pipelog.tables import Tables, merged
 from pipelog.tables.steps import Steps, series
 
 _MOST_POINTS = 1500
 _MOST_BARS = 6000
+_MOST_BINS = 400
+_MOST_PEERS = 64
 
 
 def data(tables: Tables) -> dict[str, Any]:
-    """timeline, stages, steps, loss, memory, links: each only where there are data for it."""
-    made = {"timeline": _timeline(tables), "stages": _stages(tables), "steps": _steps(tables["steps"]), "loss": _loss(tables), "links": _links(tables)}
+    """timeline, stages, peers, steps, loss, links, collectives: each only where there are data for it."""
+    made = {
+        "timeline": _timeline(tables),
+        "stages": _stages(tables),
+        "peers": _peers(tables),
+        "steps": _steps(tables["steps"]),
+        "loss": _loss(tables),
+        "links": _links(tables),
+        "collectives": _collectives(tables),
+    }
     return {name: value for name, value in made.items() if value}
 
 
-def _timeline(tables: Tables) -> dict[str, Any] | None:
-    """One representative step: the recorded one whose bubble is the median, of the first replica that was recorded whole.
+_SHOWN = (
+    "forward",
+    "backward",
+    "load_micro_batch",
+    "send",
+    "recv",
+    "send_activation",
+    "recv_activation",
+    "send_grad",
+    "recv_grad",
+    "reduce_grads",
+    "optimizer_step",
+)
 
-    rows: one a rank, with items [instruction, micro-batch, start, duration] in ms from the first forward pass.
+
+def _timeline(tables: Tables) -> dict[str, Any] | None:
+    """One representative step: the recorded one whose bubble is the median, of the slowest replica that was recorded whole.
+
+    rows: one a stage, with items [instruction, micro-batch, start, duration] in ms from the first forward pass; of a schedule too long
+    to be drawn pass by pass, busy shares of equal bins of bin_ms from 0 on instead.
     """
     found = tables.get("stage_time")
     if found is None:
         return None
-    rows = found[found["complete"]]
-    if not len(rows):
-        rows = found
+    whole = found[found["complete"]]
+    rows = whole if len(whole) else found
     bubble = tables["bubble"].per_step
     step = int(bubble.iloc[(bubble["bubble"] - bubble["bubble"].median()).abs().argmin()]["step"]) if len(bubble) else int(rows["step"].iloc[0])
     rows = rows[rows["step"] == step]
-    replica = int(rows["replica"].min()) if len(rows) else 0
-    rows = rows[rows["replica"] == replica].drop_duplicates("stage").sort_values("stage")
     if not len(rows):
         return None
-    origin = int(rows["start_ns"].min())
-    items = tables["instructions"]
-    shown = ["forward", "backward", "load_micro_batch", "send", "recv", "send_activation", "recv_activation", "send_grad", "recv_grad", "reduce_grads", "optimizer_step"]
-    out = []
-    for row in rows.to_dict("records"):
-        mine = items[(items["rank"] == row["rank"]) & ((items["step"] == step) | (items["step"] < 0)) & items["instruction"].isin(shown)]
-        begin = (mine["start_ns"] - row["shift_ns"] - origin) / 1e6
-        length = (mine["end_ns"] - mine["start_ns"]) / 1e6
-        out.append(
-            {
-                "stage": int(row["stage"]),
-                "rank": int(row["rank"]),
-                "items": [
-                    [kind, int(k), round(float(b), 4), round(float(d), 4)]
-                    for kind, k, b, d in zip(mine["instruction"], mine["micro_batch"], begin, length, strict=True)
-                ],
-            }
-        )
-    bars = sum(len(r["items"]) for r in out)
-    if bars > _MOST_BARS:  # the picture shows passes only
-        for row in out:
-            row["items"] = [i for i in row["items"] if i[0] in ("forward", "backward")]
+    slowest = rows["phase_ns"].idxmax() if rows["phase_ns"].notna().any() else rows.index[0]
+    replica = int(rows.loc[slowest, "replica"])
+    rows = rows[rows["replica"] == replica].drop_duplicates("stage").sort_values("stage")
     phase = rows["phase_ns"].dropna()
-    return {"step": step, "replica": replica, "phase_ms": float(phase.iloc[0]) / 1e6 if len(phase) else None, "rows": out}
+    head = {"step": step, "replica": replica, "phase_ms": float(phase.iloc[0]) / 1e6 if len(phase) else None}
+    return head | _bars(tables["instructions"], rows, step)
+
+
+def _bars(instructions: pd.DataFrame, rows: pd.DataFrame, step: int) -> dict[str, Any]:
+    """The rows of the timeline: every instruction where the picture can hold them, else the passes, else busy shares."""
+    origin = int(rows["start_ns"].min())
+    of_step = instructions[(instructions["step"] == step) | (instructions["step"] < 0)]
+    of_rank = dict(iter(of_step[of_step["instruction"].isin(_SHOWN)].groupby("rank")))
+    parts = [(row, of_rank.get(row["rank"], of_step.iloc[:0]), int(row["shift_ns"]) + origin) for row in rows.to_dict("records")]
+    if sum(len(mine) for _, mine, _ in parts) > _MOST_BARS:
+        parts = [(row, mine[mine["instruction"].isin(("forward", "backward"))], shift) for row, mine, shift in parts]
+    if sum(len(mine) for _, mine, _ in parts) > _MOST_BARS:
+        return _bins(parts, float(rows["end_ns"].max() - origin))
+    return {"rows": [{"stage": int(row["stage"]), "rank": int(row["rank"]), "items": _items(mine, shift)} for row, mine, shift in parts]}
+
+
+def _items(mine: pd.DataFrame, shift: int) -> list[list[Any]]:
+    begin = (mine["start_ns"] - shift) / 1e6
+    length = (mine["end_ns"] - mine["start_ns"]) / 1e6
+    return [
+        [kind, int(k), round(float(b), 4), round(float(d), 4)]
+        for kind, k, b, d in zip(mine["instruction"], mine["micro_batch"], begin, length, strict=True)
+    ]
+
+
+def _bins(parts: list[tuple[dict[str, Any], pd.DataFrame, int]], length: float) -> dict[str, Any]:
+    """The share of each of _MOST_BINS equal parts of the phase (ns) in which a stage is in a pass."""
+    edges = np.linspace(0.0, length, _MOST_BINS + 1)
+    rows = []
+    for row, mine, shift in parts:
+        start, end = merged(mine["start_ns"].to_numpy(dtype=np.int64) - shift, mine["end_ns"].to_numpy(dtype=np.int64) - shift)
+        done = np.concatenate(([0], np.cumsum(end - start)))
+        times, busy = np.column_stack((start, end)).ravel(), np.column_stack((done[:-1], done[1:])).ravel()
+        share = np.diff(np.interp(edges, times, busy)) / np.diff(edges) if len(times) else np.zeros(_MOST_BINS)
+        rows.append({"stage": int(row["stage"]), "rank": int(row["rank"]), "busy": [round(float(v), 3) for v in share]})
+    return {"bin_ms": length / _MOST_BINS / 1e6, "rows": rows}
 
 
 def _stages(tables: Tables) -> list[dict[str, Any]] | None:
@@ -77,6 +117,19 @@ def _stages(tables: Tables) -> list[dict[str, Any]] | None:
     )
     per = rows.groupby("stage")[["compute", "recompute", "idle"]].median().reset_index()
     return [{k: int(v) if k == "stage" else round(float(v), 5) for k, v in r.items()} for r in per.to_dict("records")]
+
+
+def _peers(tables: Tables) -> list[dict[str, Any]] | None:
+    """Compute per micro-batch of each rank whose stage was recorded on several replicas, medians over steps."""
+    found = tables.get("peers")
+    if found is None or not 0 < found["rank"].nunique() <= _MOST_PEERS:
+        return None
+    per = found.groupby(["stage", "replica", "rank"])[["compute_ns", "peer_ns"]].median().reset_index()
+    return [
+        {n: int(r[n]) for n in ("stage", "replica", "rank")}
+        | {"compute_ms": round(r["compute_ns"] / 1e6, 4), "peer_ms": round(r["peer_ns"] / 1e6, 4)}
+        for r in per.to_dict("records")
+    ]
 
 
 def _steps(steps: Steps) -> dict[str, Any] | None:
@@ -105,8 +158,27 @@ def _links(tables: Tables) -> list[dict[str, Any]] | None:
         return None
     names = ("source", "target", "messages")
     return [
-        {n: int(r[n]) for n in names} | {"transfer_ms": round(r["transfer_ns"] / 1e6, 4), "late_ms": round(r["late_ns"] / 1e6, 4), "cost": round(r["cost"], 5)}
+        {n: int(r[n]) for n in names}
+        | {"transfer_ms": round(r["transfer_ns"] / 1e6, 4), "late_ms": round(r["late_ns"] / 1e6, 4), "cost": round(r["cost"], 5)}
         for r in links.to_dict("records")
+    ]
+
+
+def _collectives(tables: Tables) -> list[dict[str, Any]] | None:
+    """Per kind of collective, medians over steps: what it takes once all have come, the wait for the last, its share of the step."""
+    found = tables.get("collectives")
+    if found is None or not len(found):
+        return None
+    per = found.groupby("name").agg(ranks=("ranks", "max"), own_ns=("own_ns", "median"), wait_ns=("wait_ns", "median"), share=("share", "median"))
+    return [
+        {
+            "name": str(r["name"]),
+            "ranks": int(r["ranks"]),
+            "own_ms": round(r["own_ns"] / 1e6, 4),
+            "wait_ms": round(r["wait_ns"] / 1e6, 4),
+            "share": round(float(r["share"]), 5),
+        }
+        for r in per.reset_index().to_dict("records")
     ]
 
 
