@@ -111,10 +111,21 @@ class Events:
         return Events(conform(table), inputs)
 
 
+_NULLS: dict[pa.DataType, pa.Array] = {}
+
+
+def nulls(dtype: pa.DataType, length: int) -> pa.Array:
+    """*length* nulls. All columns of nulls share one piece of memory: most rows leave most columns empty."""
+    have = _NULLS.get(dtype)
+    if have is None or len(have) < length:
+        have = _NULLS[dtype] = pa.nulls(length + min(length, 1 << 20), dtype)
+    return have.slice(0, length)
+
+
 def constant(value: Any, dtype: pa.DataType, length: int) -> pa.Array:
     """*length* times the same value; a dictionary of one for words."""
     if value is None:
-        return pa.nulls(length, dtype)
+        return nulls(dtype, length)
     if pa.types.is_dictionary(dtype):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(length, np.int32)), pa.array([value], dtype.value_type))
     return pa.repeat(pa.scalar(value, dtype), length)
@@ -126,10 +137,12 @@ def conform(table: pa.Table) -> pa.Table:
     for want in EVENTS:
         index = table.schema.get_field_index(want.name)
         if index < 0:
-            columns.append(pa.nulls(table.num_rows, want.type))
+            columns.append(nulls(want.type, table.num_rows))
             continue
         column = table.column(index)
-        if column.type != want.type:
+        if column.type != want.type and column.null_count == len(column):
+            column = nulls(want.type, len(column))
+        elif column.type != want.type:
             if pa.types.is_dictionary(want.type) and not pa.types.is_dictionary(column.type):
                 column = column.cast(pa.string()).dictionary_encode()
             column = column.cast(want.type)
