@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import Skipped
+from pipelog.events import WORD, Skipped, constant
 from pipelog.registry import Registry
 
 Rows = pa.Table
@@ -161,6 +161,8 @@ class Records:
     def where(self, mask: pa.Array) -> Records:
         """The records where *mask* is true."""
         keep = pc.fill_null(mask, False)
+        if pc.all(keep).as_py():
+            return Records(dict(self.groups), dict(self.columns), self.skipped)
         return Records({k: v.filter(keep) for k, v in self.groups.items()}, {k: v.filter(keep) for k, v in self.columns.items()}, self.skipped)
 
     def split(self, name: str, separator: str, pattern: str) -> Records:
@@ -182,7 +184,9 @@ class Records:
         n = len(self)
         out: dict[str, Any] = dict(self.columns)
         for key, value in {"kind": kind, "name": name, **columns}.items():
-            if not isinstance(value, pa.Array | pa.ChunkedArray):
+            if isinstance(value, str):
+                value = constant(value, WORD, n)
+            elif not isinstance(value, pa.Array | pa.ChunkedArray):
                 value = pa.repeat(pa.scalar(value), n)
             elif key == "rank":  # what the record says of itself, else what its head says
                 value = pc.coalesce(pc.cast(value, pa.int32()), self.columns["rank"])

@@ -38,11 +38,11 @@ _NOT_HOSTS = re.compile(r"(?i)^(warning|info|error|debug|traceback|srun|slurmste
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
 _COLOURS = rf"(?:{ANSI})*"
 
-_LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \[[^\]]*\] (?:\[Rank (?P<rank>-?\d+)\] )?"
-_PLAIN_RANK = r"^\[Rank (?P<rank>\d+)\] (?:\(|$)"
+_LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \[[^\]]*\] (?:\[Rank (?P<rank>-?\d{1,9})\] )?"
+_PLAIN_RANK = r"^\[Rank (?P<rank>\d{1,9})\] (?:\(|$)"
 """Prints of Megatron and of DeepSpeed from v0.18.0 on. By far the commonest head without a stamp, and quick to match."""
 _ANY_STAMP = r"^.*\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\]"
-_ANY_RANK = r"^.*(?:\[[Rr]ank (?P<rank>\d+)\]|\brank=(?P<old>\d+) $)"
+_ANY_RANK = r"^.*(?:\[[Rr]ank (?P<rank>\d{1,9})\]|\brank=(?P<old>\d{1,9}) $)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +142,17 @@ def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bo
     """
     n = len(heads)
     logger = pc.extract_regex(heads, _LOGGER)
-    stamp, rank = logger.field("stamp"), _number(logger.field("rank"), pa.int32())
-    stamp = pc.if_else(pc.is_valid(logger), stamp, None)
+    stamp, rank = _filled(logger.field("stamp")), _filled(logger.field("rank")).cast(pa.int32())
     left = pc.and_(pc.is_null(logger), pc.match_substring_regex(heads, r"\[|rank=\d+ $"))
     if pc.any(left).as_py():
-        plain = _number(pc.extract_regex(pc.if_else(left, heads, None), _PLAIN_RANK).field("rank"), pa.int32())
+        plain = _filled(pc.extract_regex(pc.if_else(left, heads, None), _PLAIN_RANK).field("rank")).cast(pa.int32())
         rank, left = pc.coalesce(rank, plain), pc.and_(left, pc.is_null(plain))
     if pc.any(left).as_py():
         rest = pc.if_else(left, heads, None)
         dated = pc.if_else(pc.match_substring(rest, "[20"), rest, None)
-        stamp = pc.coalesce(stamp, pc.extract_regex(dated, _ANY_STAMP).field("stamp"))
+        stamp = pc.coalesce(stamp, _filled(pc.extract_regex(dated, _ANY_STAMP).field("stamp")))
         ranks = pc.extract_regex(rest, _ANY_RANK)
-        rank = pc.coalesce(rank, _number(ranks.field("rank"), pa.int32()), _number(ranks.field("old"), pa.int32()))
+        rank = pc.coalesce(rank, *(_filled(ranks.field(name)).cast(pa.int32()) for name in ("rank", "old")))
     rank = pc.if_else(pc.less(rank, 0), None, rank)
     columns = {"rank": rank, "start_ns": _stamp_ns(stamp), "host": pa.nulls(n, pa.string()), "label": pa.nulls(n, pa.string())}
     columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
@@ -168,8 +167,7 @@ def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) ->
     has = {found.type.field(i).name for i in range(found.type.num_fields)}
 
     def group(name: str) -> pa.Array:
-        column = found.field(name)
-        return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+        return _filled(found.field(name))
 
     columns["rank"] = pc.coalesce(_number(group("rank"), pa.int32()), columns["rank"]) if "rank" in has else columns["rank"]
     for name in ("host", "pod"):
@@ -185,6 +183,11 @@ def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) ->
         columns["clock"] = pc.if_else(pc.is_valid(utc), "utc", columns["clock"])
 
 
+def _filled(group: pa.Array) -> pa.Array:
+    """A group as strings, null where it took no part or the expression did not match."""
+    return pc.if_else(pc.equal(group, ""), pa.scalar(None, pa.string()), group)
+
+
 def _number(column: pa.Array, dtype: pa.DataType) -> pa.Array:
     text = pc.if_else(pc.match_substring_regex(column, r"^-?\d{1,9}$"), column, pa.scalar(None, pa.string()))
     return pc.cast(text, dtype)
@@ -192,12 +195,11 @@ def _number(column: pa.Array, dtype: pa.DataType) -> pa.Array:
 
 def _stamp_ns(stamps: pa.Array) -> pa.Array:
     """Nanoseconds since the epoch of 'YYYY-mm-dd HH:MM:SS,mmm', taken as UTC; null where it is no date."""
-    text = pc.replace_substring(pc.if_else(pc.equal(stamps, ""), pa.scalar(None, stamps.type), stamps), ",", ".")
-    text = pc.replace_substring_regex(text, r"(\.\d{9})\d+$", r"\1")
+    text = pc.replace_substring(stamps, ",", ".")
     try:
         return pc.cast(pc.cast(text, pa.timestamp("ns")), pa.int64())
-    except pa.ArrowInvalid:  # 2024-13-45: rare, so one by one
-        values = [_one_stamp(t) for t in text.to_pylist()]
+    except pa.ArrowInvalid:  # 2024-13-45, or more than nine digits: rare, so one by one
+        values = [_one_stamp(t) for t in pc.replace_substring_regex(text, r"(\.\d{9})\d+$", r"\1").to_pylist()]
         return pa.array(values, pa.int64())
 
 

@@ -84,6 +84,7 @@ class _Reader:
         self.rank = rank_of_name(source.shown)
         self.lines = 0
         self.tail = b""
+        self.odd = True
 
     def notes(self, stream: Stream) -> dict[str, Any]:
         """What the report says of the file as a whole."""
@@ -104,11 +105,11 @@ class _Reader:
         if data:
             self.tail = data[data.rfind(b"\n", 0, len(data) - 1) + 1 :]
         if chunk.last:
-            self.lines = chunk.first - 1 + data.count(b"\n") + bool(data and not data.endswith(b"\n"))
+            self.lines = chunk.first - 1 + len(chunk.newlines) + bool(data and not data.endswith(b"\n"))
         if len(data) >= 2**31 - 1:  # cannot be: chunks are limited
             self._skip(Skipped(chunk.first, "a line of more than 2 GiB"))
             return []
-        found = find(data)
+        found = find(data, chunk.newlines)
         if found is None:
             return []
         columns = self._columns(chunk, found)
@@ -124,8 +125,8 @@ class _Reader:
 
     def _columns(self, chunk: Chunk, found: Found) -> dict[str, pa.Array]:
         even = pa.array(2 * np.arange(len(found.start)))
-        odd = b"\x1b" in chunk.data or b"\0" in chunk.data
-        before = heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=odd)
+        self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
+        before = heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd)
         assert self.prefix is not None
         has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(before, r"^\[rank\d")).as_py()
         known = heads.parse(before, found.opener, self.prefix, has_prefix=has_prefix)
@@ -133,21 +134,21 @@ class _Reader:
             known["rank"] = pc.coalesce(known["rank"], pa.scalar(self.rank, pa.int32()))
         known["line"] = pa.array(chunk.first + found.line)
         known["_head"] = before
-        known["_text"] = heads.clean(cut(chunk.data, found.start, found.end).take(even), odd=odd)
+        known["_pieces"] = cut(chunk.data, found.start, found.end)
         return known
 
     def _records(self, parser: RecordParser, columns: dict[str, pa.Array], which: np.ndarray) -> list[pa.Table]:
         take = pa.array(which)
-        mine = {k: v.take(take) for k, v in columns.items()}
-        texts, before = mine.pop("_text"), mine.pop("_head")
+        mine = {k: v.take(take) for k, v in columns.items() if not k.startswith("_")}
+        texts = heads.clean(columns["_pieces"].take(pa.array(2 * which)), odd=self.odd)
         match = pc.extract_regex(texts, parser.pattern)
         keep, torn = pc.is_valid(match), pc.is_null(match)
         groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)}
         if parser.head:
-            match_head = pc.extract_regex(before, parser.head)
+            match_head = pc.extract_regex(columns["_head"].take(take), parser.head)
             keep, torn = pc.and_(keep, pc.is_valid(match_head)), pc.and_(torn, pc.is_valid(match_head))
             groups |= {match_head.type.field(i).name: match_head.field(i) for i in range(match_head.type.num_fields)}
-        if parser.torn:
+        if parser.torn and pc.any(torn).as_py():
             torn = pc.and_(torn, pc.match_substring_regex(texts, parser.torn))
             for line, text in zip(mine["line"].filter(torn).to_pylist(), texts.filter(torn).to_pylist(), strict=True):
                 self._skip(Skipped(line, f"{parser.key}: the record is broken off: {text[:80]!r}"))

@@ -66,8 +66,8 @@ class Found:
     opener: np.ndarray
 
 
-def find(data: bytes) -> Found | None:
-    """All records of *data*, which must be whole lines; None where there is none."""
+def find(data: bytes, newlines: np.ndarray) -> Found | None:
+    """All records of *data*, whole lines that end at *newlines*; None where there is none."""
     table = marks()
     hits = table.automaton.find_matches_as_indexes(data)
     if not hits:
@@ -84,7 +84,6 @@ def find(data: bytes) -> Found | None:
     if not keep.any():
         return None
     parser, start = parser[keep], start[keep]
-    newlines = np.flatnonzero(buffer == 10)
     line = np.searchsorted(newlines, start)
     ends = np.append(newlines, len(data))
     line_start = np.concatenate(([0], newlines + 1))[line]

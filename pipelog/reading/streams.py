@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from isal import isal_zlib
 
@@ -93,13 +94,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole lines of a log. first: number of its first line. last: nothing comes after it.
+    """Whole lines of a log. first: number of its first line. newlines: where they are. last: nothing comes after it.
 
     Only a line longer than the limit is cut; its pieces are chunks with the same `first`.
     """
 
     data: bytes
     first: int
+    newlines: np.ndarray
     last: bool
 
 
@@ -108,17 +110,24 @@ def chunks(pieces: Iterator[bytes], size: int = 16 << 20, limit: int = 64 << 20)
     held: list[bytes] = []
     have, number = 0, 1
     for piece in pieces:
-        held.append(piece)
         have += len(piece)
-        if have < size:
+        end = piece.rfind(b"\n") + 1 if have >= size else 0
+        if not end and have < limit:  # not enough yet, or a line of many MB: wait for its end
+            held.append(piece)
             continue
-        data = b"".join(held)
-        end = data.rfind(b"\n") + 1
-        if not end and have < limit:
-            held, size = [data], min(limit, size * 2)  # a line of many MB: wait for its end
-            continue
-        end = end or have
-        yield Chunk(data[:end], number, last=False)
-        number += data.count(b"\n", 0, end)
-        held, have = [data[end:]], have - end
-    yield Chunk(b"".join(held), number, last=True)
+        if end:  # so that only the pieces are copied, once
+            data, rest = b"".join([*held, piece[:end]]), piece[end:]
+        else:
+            data = b"".join([*held, piece])
+            end = data.rfind(b"\n") + 1 or len(data)
+            data, rest = data[:end], data[end:]
+        newlines = _newlines(data)
+        yield Chunk(data, number, newlines, last=False)
+        number += len(newlines)
+        held, have = [rest], len(rest)
+    data = b"".join(held)
+    yield Chunk(data, number, _newlines(data), last=True)
+
+
+def _newlines(data: bytes) -> np.ndarray:
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
