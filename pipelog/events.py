@@ -154,4 +154,6 @@ def join(tables: list[pa.Table]) -> pa.Table:
     """One table of many conforming ones, words in one dictionary per column, in one chunk."""
     if not tables:
         return EVENTS.empty_table()
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    whole = pa.concat_tables([t for t in tables if t.num_rows] or tables[:1]).unify_dictionaries()
+    columns = [nulls(c.type, len(c)) if c.null_count == len(c) else c.combine_chunks() for c in whole.columns]
+    return pa.Table.from_arrays(columns, schema=EVENTS)

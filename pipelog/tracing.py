@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 import numpy as np
@@ -19,8 +19,11 @@ import pyarrow as pa
 from pipelog.registry import Registry
 
 
+_NOTHING = msgspec.Raw(b"")
+
+
 class TraceArgs(msgspec.Struct, gc=False):
-    """The arguments of an event that are kept; names as Kineto writes them."""
+    """The arguments of a complete event that are kept; names as Kineto writes them. Every field costs time on every event."""
 
     correlation: Any = None
     external: Any = msgspec.field(name="External id", default=None)
@@ -30,29 +33,30 @@ class TraceArgs(msgspec.Struct, gc=False):
     stream: Any = None
     device: Any = None
     bytes: Any = None
-    memory: Any = msgspec.field(name="Bytes", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    elements: Any = msgspec.field(name="In msg nelems", default=None)
+    dtype: Any = None
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    rank: Any = msgspec.field(name="Rank", default=None)
+    source: Any = msgspec.field(name="Src Rank", default=None)
+    target: Any = msgspec.field(name="Dst Rank", default=None)
+    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+
+
+class InstantArgs(msgspec.Struct, gc=False):
+    """The arguments of an instant event that are kept: those of `[memory]`."""
+
     total_allocated: Any = msgspec.field(name="Total Allocated", default=None)
     total_reserved: Any = msgspec.field(name="Total Reserved", default=None)
     device_type: Any = msgspec.field(name="Device Type", default=None)
     device_id: Any = msgspec.field(name="Device Id", default=None)
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
-    dtype: Any = None
-    group: Any = msgspec.field(name="Process Group Name", default=None)
-    group_name: Any = msgspec.field(name="Process Group Description", default=None)
-    rank: Any = msgspec.field(name="Rank", default=None)
-    source: Any = msgspec.field(name="Src Rank", default=None)
-    target: Any = msgspec.field(name="Dst Rank", default=None)
-    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default_factory=msgspec.Raw)
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default_factory=msgspec.Raw)
-    types: msgspec.Raw = msgspec.field(name="Input type", default_factory=msgspec.Raw)
 
 
-class TraceEvent(msgspec.Struct, gc=False):
-    """One entry of traceEvents. Times in microseconds as written; types are loose, since writers differ."""
+class TraceEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event of traceEvents. Times in microseconds as written; types are loose, since writers differ."""
 
-    ph: Any = ""
     cat: Any = ""
     name: Any = ""
     ts: Any = None
@@ -61,6 +65,23 @@ class TraceEvent(msgspec.Struct, gc=False):
     tid: Any = None
     args: TraceArgs | None = None
 
+
+class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An instant event of traceEvents."""
+
+    cat: Any = ""
+    name: Any = ""
+    ts: Any = None
+    dur: Any = None
+    pid: Any = None
+    tid: Any = None
+    args: InstantArgs | None = None
+
+
+_OTHERS = tuple(msgspec.defstruct(f"Phase_{phase}", [], gc=False, tag_field="ph", tag=phase) for phase in "MsftCBEbenPNODSTpFRcvVaI")
+"""Phases of the Trace Event format that hold nothing kept here: flows, metadata, counters, begin and end."""
+
+AnyEvent = Union[(TraceEvent, InstantEvent, *_OTHERS)]  # type: ignore[valid-type]  # noqa: UP007
 
 NO_ARGS = TraceArgs()
 

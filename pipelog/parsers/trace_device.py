@@ -9,7 +9,9 @@ send, …) is settled by the reader at the end of the file, with the annotations
 
 from __future__ import annotations
 
+import functools
 import re
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,26 +32,24 @@ def kernels(found: Slice) -> pa.Table | None:
     """kind `kernel`, `memcpy` (MTIA's dma_request) or `communication`, which the reader resolves."""
     keep = [i for i, e in enumerate(found.events) if e.name not in _NO_WORK]
     found = found if len(keep) == len(found.events) else found.where(keep)
-    known: dict[str, str] = {}
-    kinds = []
-    for event in found.events:
-        name = event.name if isinstance(event.name, str) else str(event.name)
-        kind = known.get(name)
-        if kind is None:
-            communicates = event.cat == "collective_comm" or COMMUNICATION.search(name)
-            kind = known[name] = "memcpy" if name in _COPIES else "communication" if communicates else "kernel"
-        kinds.append(kind)
+    kinds = ["communication" if e.cat == "collective_comm" else _kind(e.name) for e in found.events]
     columns = _device(found, words(kinds))
-    if "communication" in known.values():
+    if "communication" in kinds:
         args = found.args()
         columns |= {
             "operation": words([a.collective for a in args]),
             "group": words([a.group for a in args]),
             "peer": integers([_peer(a) for a in args]),
-            "bytes": pa.array([message_bytes(a.in_elements, a.dtype) if a.collective is not None else None for a in args], pa.int64()),
+            "bytes": pa.array([message_bytes(a.elements, a.dtype) if a.collective is not None else None for a in args], pa.int64()),
             "external": integers([a.external if a.external is not None else a.external_old for a in args]),
         }
     return pa.table(columns)
+
+
+@functools.lru_cache(1 << 16)
+def _kind(name: Any) -> str:
+    text = str(name)
+    return "memcpy" if text in _COPIES else "communication" if COMMUNICATION.search(text) else "kernel"
 
 
 @trace_events("device-copies", categories=("gpu_memcpy",))

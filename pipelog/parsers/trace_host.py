@@ -36,9 +36,10 @@ def launches(found: Slice) -> pa.Table:
 @trace_events("operators", categories=("cpu_op",))
 def operators(found: Slice) -> pa.Table:
     """Outermost operators of each thread, steps and optimizer ranges (which old files have among the operators), calls of collectives."""
-    special = [i for i, e in enumerate(found.events) if isinstance(e.name, str) and (e.name.startswith(("c10d::", "record_param")) or "#" in e.name)]
-    calls, ranges = [], []
-    for i in special:
+    special = {n for n in {e.name for e in found.events} if isinstance(n, str) and (n.startswith(("c10d::", "record_param")) or "#" in n)}
+    calls: list[int] = []
+    ranges: list[int] = []
+    for i in [i for i, e in enumerate(found.events) if e.name in special] if special else ():
         (ranges if "#" in found.events[i].name else calls).append(i)
     tables = [_calls(found.where(calls))] if calls else []
     marked = _ranges(found.where(ranges)) if ranges else None
@@ -48,7 +49,7 @@ def operators(found: Slice) -> pa.Table:
     if taken:
         found = found.where([i for i in range(len(found.events)) if i not in taken])
     starts, durations = found.ts_ns(), found.dur_ns()
-    _, thread = np.unique(np.array([str(e.tid) for e in found.events]), return_inverse=True)
+    thread = _thread_numbers(found)
     keep = outermost(thread, starts, durations)
     again = _recompute(found, thread, starts, durations, keep)
     if again is not None:
@@ -113,6 +114,14 @@ def outermost(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np
     end += thread[order].astype(np.int64) * (int(end.max()) + 1)  # so that the running maximum begins anew at every thread
     before = np.concatenate(([-1], np.maximum.accumulate(end)[:-1]))
     return order[end > before]
+
+
+def _thread_numbers(found: Slice) -> np.ndarray:
+    """A number for the thread of each event."""
+    threads = [e.tid for e in found.events]
+    if threads.count(threads[0] if threads else None) == len(threads):
+        return np.zeros(len(threads), np.int64)
+    return np.asarray(words([str(t) for t in threads]).indices, np.int64)
 
 
 def _recompute(found: Slice, thread: np.ndarray, start: np.ndarray, duration: np.ndarray, outer: np.ndarray) -> pa.Table | None:
@@ -184,7 +193,7 @@ def _calls(found: Slice) -> pa.Table:
     args = found.args()
     rows = _host(found, ["comm_call"] * len(args), [e.name for e in found.events])
     peers = [_peer(e.name, a) for e, a in zip(found.events, args, strict=True)]
-    sizes = [message_bytes(a.in_elements, a.dtype) if a.in_elements is not None else _dims_bytes(a) for a in args]
+    sizes = [message_bytes(a.elements, a.dtype) if a.elements is not None else _dims_bytes(a) for a in args]
     return (
         rows.append_column("peer", pa.array(peers, pa.int32()))
         .append_column("bytes", pa.array(sizes, pa.int64()))

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import WORD, constant
 from pipelog.parsers.trace_host import P2P_CALLS, outermost
 
 _ANNOTATED = re.compile(r"^(?:nccl|xccl|hccl|oneccl_bindings_for_pytorch|ucc|mpi|gloo):+(\w+)")
@@ -43,9 +42,10 @@ def resolve(table: pa.Table) -> pa.Table:
     if pc.any(pc.equal(kind, "communication")).as_py():
         table = _communication(table)
     table = _p2p_peers(table)
-    drop = pc.is_in(table.column("kind"), pa.array(["_launch", "_device_annotation"]))
-    table = table.filter(pc.invert(drop))
-    return _outermost_only(table)
+    keep = pc.invert(pc.is_in(table.column("kind"), pa.array(["_launch", "_device_annotation"]))).to_numpy(zero_copy_only=False).copy()
+    _outermost_only(table, keep)
+    dropped = ("operation", "external", "correlation")
+    return table.drop_columns([n for n in dropped if n in table.column_names]).filter(pa.array(keep))
 
 
 def _launch_times(table: pa.Table) -> pa.Table:
@@ -169,7 +169,8 @@ def _fill(table: pa.Table, calls: dict[int, int]) -> pa.Table:
 
 def _p2p_peers(table: pa.Table) -> pa.Table:
     """Peers of the host's sends and receives (gloo): the k-th wait of a thread belongs to its k-th call."""
-    if "peer" not in table.column_names or not pc.any(pc.equal(table.column("kind"), "comm_call")).as_py():
+    calls = pc.is_in(table.column("name").cast(pa.string()), pa.array(list(P2P_CALLS)))
+    if "peer" not in table.column_names or not pc.any(calls).as_py():
         return table
     kind = table.column("kind").to_numpy(zero_copy_only=False)
     names = table.column("name").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False)
@@ -195,18 +196,16 @@ def _p2p_peers(table: pa.Table) -> pa.Table:
     return table.append_column("launch_ns", launch)
 
 
-def _outermost_only(table: pa.Table) -> pa.Table:
-    """Operators that lie inside one of another slice of the file go, too."""
-    kind = table.column("kind").to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(kind == "cpu_op")
+def _outermost_only(table: pa.Table, keep: np.ndarray) -> None:
+    """Take out of *keep* the operators that lie inside one of another slice of the file."""
+    rows = np.flatnonzero(pc.equal(table.column("kind"), "cpu_op").to_numpy(zero_copy_only=False))
     if not len(rows):
-        return table
-    thread = table.column("stream").combine_chunks().take(pa.array(rows)).indices.to_numpy()
-    keep = outermost(thread, table.column("start_ns").to_numpy()[rows], table.column("dur_ns").to_numpy()[rows])
-    mask = np.ones(table.num_rows, bool)
-    mask[rows] = False
-    mask[rows[keep]] = True
-    return table.filter(pa.array(mask))
+        return
+    place = pa.array(rows)
+    thread = table.column("stream").take(place).combine_chunks().indices.to_numpy()
+    outer = outermost(thread, table.column("start_ns").take(place).to_numpy(), table.column("dur_ns").take(place).to_numpy())
+    keep[rows] = False
+    keep[rows[outer]] = True
 
 
 def _places(table: pa.Table) -> np.ndarray:
@@ -248,8 +247,3 @@ def _p2p_kind(word: str) -> str:
     if word in ("recv", "irecv", "recv_any_source"):
         return "recv"
     return "p2p" if word in ("coalesced", "sendrecv") else "collective"
-
-
-def empty_words(length: int) -> pa.Array:
-    """Null words."""
-    return constant(None, WORD, length)

@@ -155,10 +155,7 @@ class _Reader:
         found = Records(groups, mine).where(keep)
         if not len(found):
             return []
-        out = []
-        for rows in parser.parse(found):
-            if rows.num_rows:
-                out.append(self._finish(rows))
+        out = [self._finish(rows) for rows in parser.parse(found) if rows.num_rows]
         for place in found.skipped:
             self._skip(place)
         return out

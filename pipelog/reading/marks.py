@@ -1,6 +1,6 @@
 """The scan: where, in a block of text, which parser's record begins and ends.
 
-All marks of all parsers go into one Aho-Corasick automaton; everything after it is NumPy on positions.
+The marks of all parsers go into a few Aho-Corasick automata; everything after them is NumPy on positions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from pipelog.registry import load
 
 Parser = RecordParser | BlockParser
 
+_TOGETHER = 64
+"""Literals in one automaton: up to so many are first searched with SIMD (Teddy), so that three automata take two thirds of the time of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The automaton, and for each of its literals the index of the parser it opens a record for, -1 for a shadow."""
+    """The automata, and for each of their literals, in order, the index of the parser it opens a record for, -1 for a shadow."""
 
-    automaton: BytesAhoCorasick
+    automata: tuple[BytesAhoCorasick, ...]
+    firsts: tuple[int, ...]
     parsers: tuple[Parser, ...]
     owner: np.ndarray
     wordy: np.ndarray
@@ -43,10 +47,12 @@ def marks() -> Marks:
     for parser in parsers:
         for shadow in getattr(parser, "shadows", ()):
             owner.setdefault(shadow.encode(), -1)
-    literals = list(owner)
-    automaton = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA)
+    literals = sorted(owner)
+    some = -(-len(literals) // -(-len(literals) // _TOGETHER))
+    firsts = tuple(range(0, len(literals), some))
+    automata = tuple(BytesAhoCorasick(literals[i : i + some], matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA) for i in firsts)
     wordy = np.array([literal[:1].isalpha() for literal in literals], bool)
-    return Marks(automaton, parsers, np.array(list(owner.values()), np.int32), wordy)
+    return Marks(automata, firsts, parsers, np.array([owner[literal] for literal in literals], np.int32), wordy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +75,14 @@ class Found:
 def find(data: bytes, newlines: np.ndarray) -> Found | None:
     """All records of *data*, whole lines that end at *newlines*; None where there is none."""
     table = marks()
-    hits = table.automaton.find_matches_as_indexes(data)
-    if not hits:
+    literal, start = _hits(table, data)
+    if not len(start):
         return None
-    flat = np.fromiter(itertools.chain.from_iterable(hits), np.int64, 3 * len(hits)).reshape(-1, 3)
-    parser, start = table.owner[flat[:, 0]], flat[:, 1]
+    parser = table.owner[literal]
     buffer = np.frombuffer(data, np.uint8)
     # `global_step=7` and `total_steps: 9` hold marks that begin no record: a mark that is a word must begin one
     before = np.where(start > 0, buffer[np.maximum(start - 1, 0)], 32)
-    inside = table.wordy[flat[:, 0]] & (((before | 32) - 97 < 26) | (before == 95))
+    inside = table.wordy[literal] & (((before | 32) - 97 < 26) | (before == 95))
     if b"\x1b" in data:
         inside &= ~_after_colour(buffer, start)
     keep = (parser >= 0) & ~inside
@@ -97,6 +102,28 @@ def find(data: bytes, newlines: np.ndarray) -> Found | None:
     end[:-1] = np.minimum(end[:-1], start[1:])
     head[1:] = np.maximum(head[1:], start[:-1])
     return Found(parser, head, start, end, line, line_start, opener)
+
+
+def _hits(table: Marks, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Which literals stand where: leftmost first, of those that begin at one place the longest, none inside another."""
+    parts = []
+    for automaton, first in zip(table.automata, table.firsts, strict=True):
+        hits = automaton.find_matches_as_indexes(data)
+        part = np.fromiter(itertools.chain.from_iterable(hits), np.int64, 3 * len(hits)).reshape(-1, 3)
+        part[:, 0] += first
+        parts.append(part)
+    found = np.concatenate(parts)
+    found = found[np.lexsort((-found[:, 2], found[:, 1]))]
+    literal, start, end = found.T
+    reached = np.maximum.accumulate(end)
+    if (start[1:] < reached[:-1]).any():  # hits of two automata overlap, which is rare
+        free, keep = 0, []
+        for index, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+            if begin >= free:
+                keep.append(index)
+                free = stop
+        return literal[keep], start[keep]
+    return literal, start
 
 
 def _after_colour(buffer: np.ndarray, start: np.ndarray) -> np.ndarray:

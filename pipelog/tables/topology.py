@@ -252,8 +252,8 @@ def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
     world = topology.world_size
     if not labels or not world:
         return rank
-    tasks = {w: int(w[5:]) for w in labels if w.startswith("task ")}
-    locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ")}
+    tasks = {w: int(w[5:]) for w in labels if w.startswith("task ") and w[5:].isdecimal()}
+    locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ") and w[6:].isdecimal()}
     known: dict[str, int] = {}
     if len(tasks) == world and set(tasks.values()) == set(range(world)):
         known |= tasks

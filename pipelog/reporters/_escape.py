@@ -1,0 +1,46 @@
+"""Text of logs is hostile: how it becomes plain text in HTML, in blocks of JSON and in the labels of charts."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """*text* with what nobody sees made visible: control pictures for control characters, ⟨U+202E⟩ for marks that turn the line around.
+
+    Lone surrogates, which no file can hold, become U+FFFD. Escaping is another matter, and left to the template.
+    """
+    return _ODD.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return "\ufffd" if code < 0xA0 or 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
+
+
+def finalize(value: Any) -> Any:
+    """Applied to everything a template prints, before it is escaped."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
+
+
+def label(text: str, most: int = 60) -> str:
+    """Text for a chart: one line, no longer than *most*, and nothing that plotly would take for a tag or an entity."""
+    line = " ".join(visible(text).split())
+    return html.escape(line if len(line) <= most else line[: most - 1] + "…", quote=False)
+
+
+def json_block(value: Any) -> Markup:
+    """JSON for a script element: ASCII only, and nothing in it that could end the element or begin another."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))  # noqa: S704
