@@ -61,8 +61,8 @@ _WANTED = """
 _ARGUMENTS = frozenset(_WANTED.split())
 """The arguments that say how the job is cut, what a step is, and what to expect of it."""
 
-_ARGUMENT = re.compile(r"^ {2}([A-Za-z_]\w*) (\.*) (.*?)\s*$", re.ASCII)
-_NEOX = re.compile(r"\.*(?:default|updated)$")
+_ARGUMENT = re.compile(r"^ {2}([A-Za-z_]\w*) \.* (.*)$", re.ASCII)
+_NEOX = ("default", "updated")
 _PHASES = (
     "[after megatron is initialized] datetime: ",
     "[after model, optimizer, and learning rate scheduler are built] datetime: ",
@@ -150,11 +150,11 @@ def arguments(block: Block) -> Iterator[Row]:
     """One fact per argument that matters; other writers' lines in between are passed over."""
     found: list[tuple[int, str, str]] = []
     for number, text in block.lines():
-        if "-- end of arguments --" in text:
+        if "-- end of arguments --" in text or ("-- arguments --" in text and number != block.line):
             break
         if row := _ARGUMENT.match(text):
-            found.append((number, row.group(1), row.group(3)))
+            found.append((number, row.group(1), row.group(2).rstrip()))
     neox = any(len(value) > 7 and value.endswith((".updated", ".default")) for _, _, value in found)
     for number, name, value in found:
         if name in _ARGUMENTS:
-            yield fact(f"args.{name}", _NEOX.sub("", value) if neox else value, number)
+            yield fact(f"args.{name}", value[:-7].rstrip(".") if neox and value.endswith(_NEOX) else value, number)
