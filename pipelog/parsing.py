@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 from pipelog.events import WORD, Skipped, constant
 from pipelog.registry import Registry
 
-Rows = pa.Table
+Rows: TypeAlias = pa.Table
 """Some columns of the event table; the engine adds the others."""
 
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 """One row of a block: columns of the event table by name."""
 
 _UNITS = {"bytes": 1, "B": 1, "KB": 2**10, "KiB": 2**10, "MB": 2**20, "MiB": 2**20, "GB": 2**30, "GiB": 2**30, "TB": 2**40, "TiB": 2**40}

@@ -121,13 +121,17 @@ def _pairs(host_traces: list[HostTrace]) -> pd.DataFrame:
         frame["step"] = np.where(frame["step"] < 0, frame["window"], frame["step"])
     left, right = left.rename(columns={"rank": "source", "peer": "target"}), right.rename(columns={"rank": "target", "peer": "source"})
     keys = ["step", "source", "target"]
-    for frame in (left, right):
-        frame.sort_values([*keys, "call_ns"], inplace=True, kind="stable")  # noqa: PD002
-        frame["number"] = frame.groupby(keys).cumcount()
-        frame["count"] = frame.groupby(keys)["number"].transform("size")
+    left, right = _numbered(left, keys), _numbered(right, keys)
     both = left.merge(right, on=[*keys, "number", "count"], suffixes=("", "_r"))
     both = both.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns", "call_ns_r": "receive_ns", "end_ns_r": "receive_end_ns"})
     return both[columns]
+
+
+def _numbered(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The calls in order, with their number in their step and direction, and how many there are."""
+    calls = calls.sort_values([*keys, "call_ns"], kind="stable")
+    groups = calls.groupby(keys)["call_ns"]
+    return calls.assign(number=groups.cumcount(), count=groups.transform("size"))
 
 
 def _gap_before(trace: HostTrace, calls: np.ndarray) -> np.ndarray:

@@ -1,0 +1,69 @@
+"""report.json follows its schema and reads back as the same report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import pipelog
+from pipelog.errors import BadReport
+from pipelog.findings import Confidence, Evidence, Finding, Severity, Where
+from pipelog.report import Report
+from pipelog.schema import text
+from tests.conftest import FIXTURES
+
+RUNS = sorted(p.parent for p in (FIXTURES / "runs").glob("*/truth.json"))
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda p: p.name)
+def report(request: pytest.FixtureRequest) -> Report:
+    return pipelog.diagnose(pipelog.read(request.param), name=request.param.name)
+
+
+def test_document_follows_the_schema(report: Report) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(text()))
+    errors = [f"{'/'.join(map(str, e.absolute_path))}: {e.message}" for e in validator.iter_errors(json.loads(report.to_json()))]
+    assert not errors
+
+
+def test_reads_back_as_the_same_document(report: Report) -> None:
+    again = Report.from_json(report.to_json())
+    assert again.to_dict() == report.to_dict()
+    assert again.findings == report.findings
+
+
+def test_shares_sum_to_one(report: Report) -> None:
+    for name in ("phase_breakdown", "step_breakdown"):
+        shares = [part["share"] for part in report.metrics[name]]
+        assert not shares or sum(shares) == pytest.approx(1)
+        assert all(0 <= share <= 1 for share in shares)
+
+
+def test_every_evidence_names_an_input(report: Report) -> None:
+    paths = {i["path"] for i in report.inputs}
+    assert {e.file for f in report.findings for e in f.evidence} <= paths
+
+
+@pytest.mark.parametrize("broken", ["", "[]", "{}", '{"schema": "pipelog.report/1"}', '{"schema": "pipelog.report/2"}', "\0"])
+def test_other_documents_are_refused(broken: str) -> None:
+    with pytest.raises(BadReport):
+        Report.from_json(broken)
+
+
+def test_fingerprint_leaves_out_steps_and_files() -> None:
+    def finding(**where: object) -> Finding:
+        return Finding("PL201", "stage-imbalance", "x", Severity.WARNING, Confidence.HIGH, Where(**where))  # type: ignore[arg-type]
+
+    one = finding(stages=(2,), steps=(1, 9))
+    assert one.fingerprint == finding(stages=(2,), steps=(3, 4)).fingerprint
+    assert one.fingerprint != finding(stages=(1,), steps=(1, 9)).fingerprint
+    moved = Finding("PL201", "stage-imbalance", "y", Severity.INFO, Confidence.LOW, Where(stages=(2,)), (Evidence("elsewhere.log", 3),))
+    assert moved.fingerprint == one.fingerprint
+
+
+def test_schema_is_valid_and_described_on_the_command_line() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(text()))
+    assert (Path(pipelog.__file__).parent / "schema" / "report-1.json").exists()
