@@ -33,14 +33,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.parsers._facts import first_of_each
 from pipelog.parsing import Records, Rows, records
 
 _TAG = r"^(?:.*[/\\])?(?:global_step|checkpoint-|iter_0*)(?P<step>\d{1,9})(?:[/\\]|$)"
 """The step in a path or tag: `ckpt/global_step500/mp_rank_00_model_states.pt`, `global_step500`."""
+
+_APART = 100
+"""Lines between two loads from which on they are two starts of the job: the ranks of one load close together."""
 
 _WORDS = {
     "Saving": "saving",
@@ -59,10 +62,12 @@ def _step(texts: pa.Array) -> pa.Array:
 
 
 def _resumed(found: Records) -> Rows:
-    """Return the fact `resume.step`, once for each different step of the records loaded."""
+    """Return the fact `resume.step` for the first of the records that follow one another with the same step."""
     known = found.where(pc.is_valid(_step(found.groups["path"])))
-    known.groups["step"] = _step(known.groups["path"]).cast(pa.string())
-    first = first_of_each(known, "step")
+    step, line = _step(known.groups["path"]).to_numpy(), known.columns["line"].to_numpy()
+    again = (step[1:] == step[:-1]) & (line[1:] - line[:-1] < _APART)
+    known.groups["step"] = pa.array(step).cast(pa.string())
+    first = known.where(pa.array(np.concatenate(([True], ~again))[: len(step)]))
     return first.rows("fact", "resume.step", value=first.float("step"), text=first["path"])
 
 
