@@ -8,6 +8,7 @@ its name, as a hint. `SendRecv` in a name is not point-to-point by itself: all-t
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,61 +32,94 @@ _FROM_NAME = (  # (part of the kernel's name, operation): a hint only
 )
 
 
+@dataclass(slots=True)
+class _File:
+    """Rows of a whole file with their words as codes: strings of millions of rows would cost hundreds of MB."""
+
+    table: pa.Table
+    kinds: list[str]
+    kind: np.ndarray
+    names: list[str]
+    name: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+
+    @staticmethod
+    def of(table: pa.Table) -> _File:
+        """With one dictionary a column."""
+        kind, name = (_encoded(table, column) for column in ("kind", "name"))
+        return _File(table, kind[0], kind[1], name[0], name[1], table.column("start_ns").to_numpy(), table.column("dur_ns").fill_null(0).to_numpy())
+
+    def rows(self, *kinds: str) -> np.ndarray:
+        """Places of the rows of these kinds."""
+        return np.flatnonzero(np.isin(self.kind, [i for i, k in enumerate(self.kinds) if k in kinds]))
+
+    def name_of(self, row: int) -> str:
+        """The name of one row."""
+        code = int(self.name[row])
+        return self.names[code] if code >= 0 else ""
+
+
+def _encoded(table: pa.Table, column: str) -> tuple[list[str], np.ndarray]:
+    array = table.column(column)
+    array = (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    return array.dictionary.to_pylist(), pc.fill_null(array.indices, -1).to_numpy()
+
+
 def resolve(table: pa.Table) -> pa.Table:
     """Rows of a whole file: launches, device annotations and nested operators go; communication kernels get kind and name."""
     if "start_ns" not in table.column_names:
         return table
-    kind = table.column("kind").combine_chunks().cast(pa.string())
-    table = table.set_column(table.column_names.index("kind"), "kind", kind)
-    table = _launch_times(table)
-    kind = table.column("kind")
-    if pc.any(pc.equal(kind, "communication")).as_py():
-        table = _communication(table)
-    table = _p2p_peers(table)
-    keep = pc.invert(pc.is_in(table.column("kind"), pa.array(["_launch", "_device_annotation"]))).to_numpy(zero_copy_only=False).copy()
-    _outermost_only(table, keep)
+    file = _File.of(table)
+    table = _launch_times(file)
+    file.table = table
+    communication = file.rows("communication")
+    if len(communication):
+        table = file.table = _communication(file, communication)
+    table = file.table = _p2p_peers(file)
+    keep = np.ones(table.num_rows, bool)
+    keep[file.rows("_launch", "_device_annotation")] = False
+    _outermost_only(file, keep)
     dropped = ("operation", "external", "correlation")
     return table.drop_columns([n for n in dropped if n in table.column_names]).filter(pa.array(keep))
 
 
-def _launch_times(table: pa.Table) -> pa.Table:
+def _launch_times(file: _File) -> pa.Table:
     """launch_ns of every device event, from the launch with the same correlation."""
-    if "correlation" not in table.column_names:
+    table, launched = file.table, file.rows("_launch")
+    if "correlation" not in table.column_names or not len(launched):
         return table
-    launched = table.filter(pc.equal(table.column("kind"), "_launch"))
-    if not launched.num_rows:
-        return table
-    keys = launched.column("correlation").to_numpy()
-    order = np.argsort(keys, kind="stable")
-    keys, starts = keys[order], launched.column("start_ns").to_numpy()[order]
-    device = pc.and_(pc.is_valid(table.column("correlation")), pc.not_equal(table.column("kind"), "_launch")).to_numpy()
-    wanted = pc.fill_null(table.column("correlation"), 0).to_numpy()
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    hit = device & (wanted > 0) & (keys[place] == wanted)
-    return table.append_column("launch_ns", pa.array(starts[place], mask=~hit))
+    correlation = pc.fill_null(table.column("correlation"), 0).to_numpy()
+    order = launched[np.argsort(correlation[launched], kind="stable")]
+    keys, starts = correlation[order], file.start[order]
+    device = correlation > 0
+    device[launched] = False
+    place = np.minimum(np.searchsorted(keys, correlation), len(keys) - 1)
+    return table.append_column("launch_ns", pa.array(starts[place], mask=~(device & (keys[place] == correlation))))
 
 
-def _communication(table: pa.Table) -> pa.Table:
+def _communication(file: _File, rows: np.ndarray) -> pa.Table:
     """Give the communication kernels their kind (collective, send, recv, p2p), name, group, peer and size."""
-    kind = table.column("kind").to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(kind == "communication")
-    names = table.column("name").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False).astype(object)
-    start = table.column("start_ns").to_numpy()
+    table = file.table
     operation = _own_word(table, rows)
-    undecided = np.array([o is None for o in operation])
-    if undecided.any():
-        _by_annotation(table, kind, names, start, rows, operation)
-    calls = _by_call(table, kind, rows, operation)
-    _by_launch(table, kind, names, start, rows, operation)
-    exchanges = any(isinstance(n, str) and "all_to_all" in n.lower() for n in names[kind != "kernel"])
-    new_kind, new_name = kind.copy(), names.copy()
-    for i, row in enumerate(rows):
-        word = operation[i] or _hint(names[row])
-        if word == "sendrecv" and exchanges:
-            word = "all_to_all"
-        new_kind[row], new_name[row] = _p2p_kind(word), word
-    table = table.set_column(table.column_names.index("kind"), "kind", pa.array(new_kind, pa.string()))
-    table = table.set_column(table.column_names.index("name"), "name", pa.array(new_name, pa.string()).dictionary_encode())
+    _by_annotation(file, rows, operation)
+    calls = _by_call(file, rows, operation)
+    _by_launch(file, rows, operation)
+    exchanges = any("all_to_all" in str(n).lower() for n in file.names)
+    words = [o or _hint(file.name_of(row)) for o, row in zip(operation, rows.tolist(), strict=True)]
+    words = ["all_to_all" if w == "sendrecv" and exchanges else w for w in words]
+    for column, codes, known, new in (("kind", file.kind, file.kinds, [_p2p_kind(w) for w in words]), ("name", file.name, file.names, words)):
+        place = {word: i for i, word in enumerate(known)}
+        for word in new:
+            if word not in place:
+                place[word] = len(known)
+                known.append(word)
+        codes = codes.copy()  # noqa: PLW2901
+        codes[rows] = [place[w] for w in new]
+        setattr(file, column, codes)
+        array = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(known, pa.string()))
+        table = table.set_column(table.column_names.index(column), column, array)
     return _fill(table, calls)
 
 
@@ -96,58 +130,57 @@ def _own_word(table: pa.Table, rows: np.ndarray) -> list[str | None]:
     return [_canonical(o) for o in own]
 
 
-def _by_annotation(table: pa.Table, kind: np.ndarray, names: np.ndarray, start: np.ndarray, rows: np.ndarray, operation: list[str | None]) -> None:
+def _by_annotation(file: _File, rows: np.ndarray, operation: list[str | None]) -> None:
     """From the projected annotation that encloses the kernel on the same device and stream."""
-    marks = np.flatnonzero(kind == "_device_annotation")
-    if not len(marks):
+    marks = file.rows("_device_annotation")
+    if not len(marks) or all(operation):
         return
-    place = _places(table)
-    duration = table.column("dur_ns").to_numpy()
+    place = _places(file.table)
     for where in np.unique(place[rows]):
         mine = marks[place[marks] == where]
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        wanted = [i for i in range(len(rows)) if operation[i] is None and place[rows[i]] == where]
-        _enclosing(mine, start, duration, names, {i: int(start[rows[i]]) for i in wanted}, operation)
+        mine = mine[np.argsort(file.start[mine], kind="stable")]
+        wanted = {i: int(file.start[row]) for i, row in enumerate(rows.tolist()) if operation[i] is None and place[row] == where}
+        _enclosing(file, mine, wanted, operation)
 
 
-def _by_launch(table: pa.Table, kind: np.ndarray, names: np.ndarray, start: np.ndarray, rows: np.ndarray, operation: list[str | None]) -> None:
+def _by_launch(file: _File, rows: np.ndarray, operation: list[str | None]) -> None:
     """From the annotation of the host that encloses the launch."""
-    if "launch_ns" not in table.column_names or all(operation):
+    if "launch_ns" not in file.table.column_names or all(operation):
         return
-    launch = table.column("launch_ns").take(pa.array(rows)).to_pylist()
-    marks = np.flatnonzero(kind == "annotation")
-    marks = marks[np.array([_ANNOTATED.match(str(n)) is not None for n in names[marks]], bool)]
-    marks = marks[np.argsort(start[marks], kind="stable")]
-    wanted = {i: at for i, at in enumerate(launch) if operation[i] is None and at is not None}
-    _enclosing(marks, start, table.column("dur_ns").to_numpy(), names, wanted, operation)
+    launch = file.table.column("launch_ns").take(pa.array(rows)).to_pylist()
+    telling = [i for i, n in enumerate(file.names) if n and _ANNOTATED.match(n)]
+    marks = file.rows("annotation")
+    marks = marks[np.isin(file.name[marks], telling)]
+    marks = marks[np.argsort(file.start[marks], kind="stable")]
+    _enclosing(file, marks, {i: at for i, at in enumerate(launch) if operation[i] is None and at is not None}, operation)
 
 
-def _enclosing(
-    marks: np.ndarray, start: np.ndarray, duration: np.ndarray, names: np.ndarray, wanted: dict[int, int], operation: list[str | None]
-) -> None:
+def _enclosing(file: _File, marks: np.ndarray, wanted: dict[int, int], operation: list[str | None]) -> None:
     """For each wanted time the latest mark that holds it, among the last few that began before."""
-    begins = start[marks]
+    begins = file.start[marks]
     for i, at in wanted.items():
         last = int(np.searchsorted(begins, at, side="right"))
-        for mark in marks[max(0, last - 4) : last][::-1]:
-            if start[mark] + duration[mark] >= at and (match := _ANNOTATED.match(str(names[mark]))):
+        for mark in marks[max(0, last - 4) : last][::-1].tolist():
+            if file.start[mark] + file.duration[mark] >= at and (match := _ANNOTATED.match(file.name_of(mark))):
                 operation[i] = _canonical(match.group(1))
                 break
 
 
-def _by_call(table: pa.Table, kind: np.ndarray, rows: np.ndarray, operation: list[str | None]) -> dict[int, int]:
+def _by_call(file: _File, rows: np.ndarray, operation: list[str | None]) -> dict[int, int]:
     """row of a kernel → row of the record_param_comms with its External id; fills in operations not yet known."""
+    table = file.table
     if "external" not in table.column_names or "own_rank" not in table.column_names:
         return {}
     external = pc.fill_null(table.column("external"), -1).to_numpy()
-    own = table.column("operation").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False)
-    calls = {int(external[i]): int(i) for i in np.flatnonzero(kind == "comm_call") if external[i] >= 0 and own[i]}
+    made = file.rows("comm_call")
+    own = table.column("operation").take(pa.array(made)).cast(pa.string()).to_pylist()
+    calls = {int(external[row]): (row, word) for row, word in zip(made.tolist(), own, strict=True) if external[row] >= 0 and word}
     linked: dict[int, int] = {}
     for i, row in enumerate(rows.tolist()):
         call = calls.get(int(external[row]))
         if call is not None:
-            linked[row] = call
-            operation[i] = operation[i] or _canonical(own[call])
+            linked[row] = call[0]
+            operation[i] = operation[i] or _canonical(call[1])
     return linked
 
 
@@ -167,28 +200,28 @@ def _fill(table: pa.Table, calls: dict[int, int]) -> pa.Table:
     return table
 
 
-def _p2p_peers(table: pa.Table) -> pa.Table:
+def _p2p_peers(file: _File) -> pa.Table:
     """Peers of the host's sends and receives (gloo): the k-th wait of a thread belongs to its k-th call."""
-    calls = pc.is_in(table.column("name").cast(pa.string()), pa.array(list(P2P_CALLS)))
-    if "peer" not in table.column_names or not pc.any(calls).as_py():
+    table = file.table
+    named = {call: file.names.index(call) for call in P2P_CALLS if call in file.names}
+    if "peer" not in table.column_names or not named:
         return table
-    kind = table.column("kind").to_numpy(zero_copy_only=False)
-    names = table.column("name").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False)
-    start = table.column("start_ns").to_numpy()
-    device = table.column("device").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False)
-    thread = table.column("stream").combine_chunks().cast(pa.string()).to_numpy(zero_copy_only=False)
+    calls = file.rows("comm_call")
     source, launched = np.arange(table.num_rows), np.full(table.num_rows, -1)
-    for call, operation in P2P_CALLS.items():
-        waits = np.flatnonzero((kind == operation) & (device == "cpu"))
-        made = np.flatnonzero((kind == "comm_call") & (names == call))
+    thread = _encoded(table, "stream")[1]
+    devices, device = _encoded(table, "device")
+    for call, code in named.items():
+        waits = file.rows(P2P_CALLS[call])
+        waits = waits[np.isin(device[waits], [i for i, d in enumerate(devices) if d == "cpu"])]
+        made = calls[file.name[calls] == code]
         for one in np.unique(thread[waits]):
             w, c = waits[thread[waits] == one], made[thread[made] == one]
-            w, c = w[np.argsort(start[w], kind="stable")], c[np.argsort(start[c], kind="stable")]
-            before = np.searchsorted(start[c], start[w], side="right") - 1  # the call begins before its wait
+            w, c = w[np.argsort(file.start[w], kind="stable")], c[np.argsort(file.start[c], kind="stable")]
+            before = np.searchsorted(file.start[c], file.start[w], side="right") - 1  # the call begins before its wait
             good = before >= 0
             if len(np.unique(before[good])) == good.sum():
                 source[w[good]] = c[before[good]]
-                launched[w[good]] = start[c[before[good]]]
+                launched[w[good]] = file.start[c[before[good]]]
     table = table.set_column(table.column_names.index("peer"), "peer", table.column("peer").take(pa.array(source)))
     launch = pa.array(launched, mask=launched < 0)
     if "launch_ns" in table.column_names:
@@ -196,14 +229,12 @@ def _p2p_peers(table: pa.Table) -> pa.Table:
     return table.append_column("launch_ns", launch)
 
 
-def _outermost_only(table: pa.Table, keep: np.ndarray) -> None:
+def _outermost_only(file: _File, keep: np.ndarray) -> None:
     """Take out of *keep* the operators that lie inside one of another slice of the file."""
-    rows = np.flatnonzero(pc.equal(table.column("kind"), "cpu_op").to_numpy(zero_copy_only=False))
+    rows = file.rows("cpu_op")
     if not len(rows):
         return
-    place = pa.array(rows)
-    thread = table.column("stream").take(place).combine_chunks().indices.to_numpy()
-    outer = outermost(thread, table.column("start_ns").take(place).to_numpy(), table.column("dur_ns").take(place).to_numpy())
+    outer = outermost(_encoded(file.table, "stream")[1][rows], file.start[rows], file.duration[rows])
     keep[rows] = False
     keep[rows[outer]] = True
 

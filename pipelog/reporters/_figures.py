@@ -70,7 +70,7 @@ class Figure:
         return {"data": self.data, "layout": self.layout}
 
 
-def layout(height: int, *, x: JSON | None = None, y: JSON | None = None, above: str = "", **more: Any) -> JSON:
+def layout(height: int, *, x: JSON, y: JSON, above: str = "", **more: Any) -> JSON:
     """A plain frame. above: the unit of the vertical axis, written over it, where it can be read without turning the head."""
     top = 30 if above else 6
     title = {
@@ -94,8 +94,8 @@ def layout(height: int, *, x: JSON | None = None, y: JSON | None = None, above: 
         "dragmode": False,
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": PAPER, "bordercolor": LINE, "font": {"family": FONT, "size": 12.5, "color": INK}},
-        "xaxis": axis(**(x or {})),
-        "yaxis": axis(**(y or {})),
+        "xaxis": x,
+        "yaxis": y,
         **({"title": title} if above else {}),
         **more,
     }
@@ -138,9 +138,17 @@ def tone(places: Iterable[Place]) -> str:
     return RED if any(p.finding.severity is Severity.ERROR for p in places) else AMBER
 
 
+def filled(color: str | list[str], shape: str = "") -> JSON:
+    """A marker of this colour (or one colour a bar), with lines or dots of the paper's colour over it where a shape is given."""
+    plain: JSON = {"color": color, "line": {"width": 0}}
+    return plain | (
+        {"pattern": {"shape": shape, "bgcolor": color, "fgcolor": PAPER, "fgopacity": 0.85, "size": 6, "solidity": 0.22}} if shape else {}
+    )
+
+
 def bars(ids: Sequence[int | str], values: Sequence[float | None], color: str | list[str], **more: Any) -> JSON:
     """A trace of horizontal bars, one a row."""
-    return {"type": "bar", "orientation": "h", "y": list(ids), "x": list(values), "marker": {"color": color, "line": {"width": 0}}, **more}
+    return {"type": "bar", "orientation": "h", "y": list(ids), "x": list(values), "marker": filled(color), **more}
 
 
 def rows_height(rows: int, extra: int = 56) -> int:

@@ -17,6 +17,7 @@ from pipelog.reporters._figures import (
     Key,
     axis,
     bars,
+    filled,
     layout,
     rows_height,
     stage_axis,
@@ -88,10 +89,8 @@ def _split(
         name, means, color, rules = known.get(part["part"], (str(part["part"]), "", TRACK, ()))
         related = tuple(p for p in places.of(*rules) if p.finding.severity is not Severity.INFO)
         color = tone(related) if related else color
-        pattern = _PATTERNS.get(part["part"], "")
-        mark: JSON = {"color": color, "line": {"width": 1, "color": PAPER}}
-        if pattern:
-            mark["pattern"] = {"shape": pattern, "fgcolor": PAPER, "size": 6, "solidity": 0.25}
+        shape = _PATTERNS.get(part["part"], "")
+        mark = filled(color, shape) | {"line": {"width": 1, "color": PAPER}}
         data.append(
             {
                 "type": "bar",
@@ -103,7 +102,7 @@ def _split(
                 "hovertemplate": f"{name}: %{{x:.1f}} %<extra></extra>",
             }
         )
-        keys.append(Key(color, name, percent(part["share"]), means, related, _SHAPES.get(pattern, "solid")))
+        keys.append(Key(color, name, percent(part["share"]), means, related, _SHAPES.get(shape, "solid")))
     frame = layout(
         86,
         x=axis(unit, range=[0, 100], tickvals=[0, 20, 40, 60, 80, 100]),
@@ -125,10 +124,7 @@ def shares(report: Report, places: Places) -> Figure | None:
     again = any(r["recompute"] >= _LEAST for r in rows)
     data = [_share(rows, "compute", [tone(named) if r["stage"] in marked else DARK for r in rows])]
     if again:
-        data.append(
-            _share(rows, "recompute", MIDDLE)
-            | {"marker": {"color": MIDDLE, "line": {"width": 0}, "pattern": {"shape": "/", "fgcolor": PAPER, "size": 6, "solidity": 0.25}}}
-        )
+        data.append(_share(rows, "recompute", MIDDLE) | {"marker": filled(MIDDLE, "/")})
     data.append(_share(rows, "idle", TRACK))
     legend = [Key(DARK, "compute"), *([Key(MIDDLE, "recompute", shape="hatched")] if again else []), Key(TRACK, "idle")]
     if marked:

@@ -20,6 +20,7 @@ from pipelog.reporters._figures import (
     Figure,
     Key,
     axis,
+    filled,
     layout,
     stage_axis,
 )
@@ -49,7 +50,8 @@ _LOOK: dict[str, tuple[str, float, str, str]] = {
 }
 _AMBER = {"forward pass": AMBER_LIGHT, "backward pass": AMBER, "load": AMBER}
 _LABELLED = 700
-"""Up to so many bars the passes carry the number of their micro-batch."""
+"""Up to so many bars the passes carry the number of their micro-batch, where all of a kind are wide enough for it."""
+_NARROWEST = 1 / 58
 
 
 def timeline(report: Report, places: Places) -> Figure | None:
@@ -92,7 +94,7 @@ def _replica(report: Report, step: JSON) -> str:
 def _passes(step: JSON, marked: set[int], named: tuple[Place, ...], scale: float, unit: str) -> list[JSON]:
     """One trace a kind, those of the marked stages in amber."""
     ranks = {r for p in named if p.finding.name == "straggler-rank" for r in p.finding.where.ranks}
-    total = sum(len(row["items"]) for row in step["rows"])
+    least = (step["phase_ms"] or 0.0) / scale * _NARROWEST if sum(len(row["items"]) for row in step["rows"]) <= _LABELLED else None
     found: dict[tuple[str, bool], list[tuple[int, str, int, float, float]]] = {}
     for row in step["rows"]:
         hot = row["stage"] in marked and (not ranks or row["rank"] in ranks)
@@ -101,12 +103,13 @@ def _passes(step: JSON, marked: set[int], named: tuple[Place, ...], scale: float
                 group, words = _KINDS[kind]
                 found.setdefault((group, hot and group in _AMBER), []).append((row["stage"], words, micro_batch, begin / scale, length / scale))
     order = [(group, hot) for group in _LOOK for hot in (False, True)]
-    return [_trace(key, found[key], unit, labelled=total <= _LABELLED) for key in order if key in found]
+    return [_trace(key, found[key], unit, least) for key in order if key in found]
 
 
-def _trace(key: tuple[str, bool], items: list[tuple[int, str, int, float, float]], unit: str, *, labelled: bool) -> JSON:
+def _trace(key: tuple[str, bool], items: list[tuple[int, str, int, float, float]], unit: str, least: float | None) -> JSON:
+    """least: the shortest pass that can hold the number of its micro-batch; None where there are too many to try."""
     group, hot = key
-    color, width, name, pattern = _LOOK[group]
+    color, width, name, shape = _LOOK[group]
     passes = group in ("forward pass", "backward pass")
     trace: dict[str, Any] = {
         "type": "bar",
@@ -117,12 +120,10 @@ def _trace(key: tuple[str, bool], items: list[tuple[int, str, int, float, float]
         "x": [round(i[4], 4) for i in items],
         "width": width,
         "customdata": [[i[1], f", micro-batch {i[2]}" if i[2] >= 0 else ""] for i in items],
-        "marker": {"color": _AMBER[group] if hot else color, "line": {"width": 0.6 if passes and labelled else 0, "color": PAPER}},
+        "marker": filled(_AMBER[group] if hot else color, shape) | {"line": {"width": 0.6 if passes and least is not None else 0, "color": PAPER}},
         "hovertemplate": f"stage %{{y}}: %{{customdata[0]}}%{{customdata[1]}}<br>%{{x:.2f}} {unit}, from %{{base:.1f}} {unit} on<extra></extra>",
     }
-    if pattern:
-        trace["marker"]["pattern"] = {"shape": pattern, "fgcolor": PAPER, "size": 5, "solidity": 0.35}
-    if passes and labelled:
+    if passes and least is not None and min(trace["x"]) >= least:
         light = hot and group == "forward pass"
         trace |= {"text": [str(i[2]) if i[2] >= 0 else "" for i in items], "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
         trace["insidetextfont"] = {"size": 11, "color": INK if light else PAPER}
@@ -175,8 +176,8 @@ def _legend(data: list[JSON], *, binned: bool) -> tuple[Key, ...]:
 
 
 def _shape(trace: JSON) -> str:
-    pattern = trace["marker"].get("pattern")
-    return "thin" if trace["width"] < 0.3 else {"/": "hatched", "x": "crossed", ".": "dotted"}[pattern["shape"]] if pattern else "solid"
+    lines = trace["marker"].get("pattern")
+    return "thin" if trace["width"] < 0.3 else {"/": "hatched", "x": "crossed", ".": "dotted"}[lines["shape"]] if lines else "solid"
 
 
 def _says(report: Report, step: JSON, places: Places) -> tuple[str, ...]:

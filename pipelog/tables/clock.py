@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pipelog.tables import table
+from pipelog.tables.device_work import RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
 
 
@@ -24,8 +25,8 @@ class Clocks:
     error_ns: int
 
 
-@table("clocks", needs=("host_traces",))
-def clocks(host_traces: list[HostTrace]) -> Clocks:
+@table("clocks", needs=("host_traces", "device_traces"))
+def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> Clocks:
     """Ranks of one host share a clock. Others are tied by causality: a message is not received before it is sent.
 
     For clocks A and B with messages both ways the offset o of B lies in [max(send_B - end_A), min(end_B - send_A)]; the middle is
@@ -38,7 +39,7 @@ def clocks(host_traces: list[HostTrace]) -> Clocks:
     if len({t.clock for t in host_traces}) == 1:
         return Clocks(first, known, 0)
     clock_of = {t.rank: t.clock for t in host_traces}
-    bounds = _bounds(_pairs(host_traces), clock_of)
+    bounds = _bounds(_pairs(host_traces, device_traces), clock_of)
     worst, queue = 0, deque([first])
     while queue:
         a = queue.popleft()
@@ -63,16 +64,16 @@ def _bounds(pairs: pd.DataFrame, clock_of: dict[int, str]) -> dict[tuple[str, st
     return bounds
 
 
-@table("messages", needs=("host_traces", "clocks"))
-def messages(host_traces: list[HostTrace], clocks: Clocks) -> pd.DataFrame:
+@table("messages", needs=("host_traces", "device_traces", "clocks"))
+def messages(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks) -> pd.DataFrame:
     """Matched p2p messages: step, source, target (ranks), number (in its step and direction), bytes, and times on the reference clock.
 
-    send_ns, send_end_ns, receive_ns, receive_end_ns: the calls from their beginning to the end of their wait. transfer_ns: from the
+    send_ns, send_end_ns, receive_ns, receive_end_ns: the calls from their beginning to the end of their wait; on a device the kernels. transfer_ns: from the
     later of the two calls to the end of the receive, the time that the message really took (waiting for the other side left out).
-    gap_ns: idle time on the sender right before its call (a late send). Matched first in, first out per direction and step; steps
+    gap_ns: idle time on the sender right before its call (a late send). on_device: timed by kernels, not by the host's waits. Matched first in, first out per direction and step; steps
     in which the counts of the two sides differ are left out.
     """
-    found = _pairs(host_traces)
+    found = _pairs(host_traces, device_traces)
     if not len(found):
         return found.assign(transfer_ns=pd.Series(dtype="int64"))
     clock_of = {t.rank: t.clock for t in host_traces}
@@ -87,34 +88,20 @@ def messages(host_traces: list[HostTrace], clocks: Clocks) -> pd.DataFrame:
     return found.assign(transfer_ns=np.maximum(found["receive_end_ns"] - ready, 0)).reset_index(drop=True)
 
 
-def _pairs(host_traces: list[HostTrace]) -> pd.DataFrame:
+def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> pd.DataFrame:
     """Sends joined with their receives; times on each side's own clock."""
     sends, receives = [], []
     for trace in host_traces:
-        for word, side in (("send", sends), ("recv", receives)):
-            places = np.flatnonzero((trace.kind == word) & (trace.peer >= 0))
-            window = trace.window_of(trace.start[places])
-            places, window = places[window >= 0], window[window >= 0]
-            call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
-            side.append(
-                pd.DataFrame(
-                    {
-                        "rank": trace.rank,
-                        "peer": trace.peer[places],
-                        "window": window,
-                        "step": [trace.windows[w][0] for w in window],
-                        "call_ns": call,
-                        "end_ns": trace.end[places],
-                        "gap_ns": _gap_before(trace, call) if word == "send" else 0,
-                        "bytes": trace.size[places],
-                        "file": trace.file,
-                        "line": trace.line[places],
-                    }
-                )
-            )
+        device = device_traces.get(trace.file)
+        on_device = device is not None and np.isin(device.group, (SEND, RECEIVE)).any()
+        made = _of_device(trace, device) if device is not None and on_device else _of_host(trace)
+        made = made[made["peer"] >= 0].assign(rank=trace.rank, file=trace.file, on_device=bool(on_device))
+        made["step"] = [trace.windows[w][0] for w in made["window"]]
+        sends.append(made[made["sends"]].drop(columns="sends"))
+        receives.append(made[~made["sends"]].drop(columns="sends"))
     left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()
     right = pd.concat(receives, ignore_index=True) if receives else pd.DataFrame()
-    columns = ["step", "source", "target", "number", "bytes", "send_ns", "send_end_ns", "receive_ns", "receive_end_ns", "gap_ns", "file", "line"]
+    columns = ["step", "source", "target", "number", "bytes", "send_ns", "send_end_ns", "receive_ns", "receive_end_ns", "gap_ns", "on_device", "file", "line"]
     if not len(left) or not len(right):
         return pd.DataFrame({c: pd.Series(dtype="int64") for c in columns})
     for frame in (left, right):  # without step numbers the windows are counted
@@ -125,6 +112,25 @@ def _pairs(host_traces: list[HostTrace]) -> pd.DataFrame:
     both = left.merge(right, on=[*keys, "number", "count"], suffixes=("", "_r"))
     both = both.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns", "call_ns_r": "receive_ns", "end_ns_r": "receive_end_ns"})
     return both[columns]
+
+
+def _of_host(trace: HostTrace) -> pd.DataFrame:
+    """gloo's waits: from the call to the end of the wait."""
+    places = np.flatnonzero(np.isin(trace.kind, ("send", "recv")))
+    call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
+    rows = {"window": trace.window_of(trace.start[places]), "sends": trace.kind[places] == "send", "peer": trace.peer[places], "call_ns": call}
+    rows |= {"end_ns": trace.end[places], "gap_ns": _gap_before(trace, call), "bytes": trace.size[places], "line": trace.line[places]}
+    found = pd.DataFrame(rows)
+    return found[found["window"] >= 0]
+
+
+def _of_device(trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
+    """Send and receive kernels; the step is that of their launch."""
+    places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
+    rows = {"window": trace.window_of(device.launch[places]), "sends": device.group[places] == SEND, "peer": device.peer[places], "call_ns": device.start[places]}
+    rows |= {"end_ns": device.end[places], "gap_ns": device.idle_before(places), "bytes": device.size[places], "line": device.line[places]}
+    found = pd.DataFrame(rows)
+    return found[found["window"] >= 0]
 
 
 def _numbered(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipelog.events import Input
-from pipelog.tables import table
+from pipelog.tables import Tables, table
 from pipelog.tables.topology import Said, Topology, said
 
 
@@ -49,8 +49,8 @@ _ORDER = {  # value → facts that state it, most trusted first: what the engine
 }
 
 
-@table("config", needs=("facts", "topology", "inputs"))
-def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input]) -> Config:
+@table("config", needs=("facts", "topology", "inputs", "tables"))
+def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables: Tables) -> Config:
     """Collect the values; derive m from train batch / (micro-batch x replicas) where nothing states it.
 
     Of several ds_config.json the one that the command line names counts; where none is named and they disagree, neither does.
@@ -71,6 +71,8 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input]) -> Conf
         known.said["deepspeed"] = version[0]
     known.precision = _precision(facts)
     _derive(known, topology)
+    if known.micro_batches is None and any(i.kind == "trace" for i in inputs):
+        _count(known, tables["instructions"])
     if topology.pp and topology.pp > 1:
         known.virtual_stages = known.virtual_stages or 1
         known.schedule = "interleaved-1f1b" if known.virtual_stages > 1 else "1f1b"
@@ -103,6 +105,15 @@ def _precision(facts: pd.DataFrame) -> str | None:
             return word
     stated = said(facts, ("config.fp16.enabled", "config.bf16.enabled", "args.fp16", "args.bf16", "config.train_micro_batch_size_per_gpu"))
     return "fp32" if stated else None
+
+
+def _count(known: Config, instructions: pd.DataFrame) -> None:
+    """m from the traces: forward passes of a rank in a step, where all recorded ranks and steps agree."""
+    forward = instructions[instructions["instruction"] == "forward"]
+    counts = forward.groupby(["rank", "window"]).size().unique() if len(forward) else []
+    if len(counts) == 1:
+        known.micro_batches = int(counts[0])
+        known.said["micro_batches"] = Said(known.micro_batches, str(forward["file"].iloc[0]), int(forward["line"].iloc[0]), "forward passes a step in the traces")
 
 
 def _true(value: Any) -> bool:

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.parsers.trace_host import BACKWARD
+from pipelog.parsers.trace_host import BACKWARD, P2P_CALLS
 from pipelog.tables import of_kind, table
+from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 
 COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
 
@@ -134,21 +135,53 @@ def _windows(kind: np.ndarray, start: np.ndarray, end: np.ndarray, value: np.nda
     return [(-1, first, last)]
 
 
-@table("instructions", needs=("host_traces",))
-def instructions(host_traces: list[HostTrace]) -> pd.DataFrame:
+@table("instructions", needs=("host_traces", "device_traces"))
+def instructions(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> pd.DataFrame:
     """One row an instruction: file, rank, window, step, instruction, micro_batch, start_ns, end_ns, line, source.
 
     source, best first: `annotation` (record_function ranges with DeepSpeed's instruction names), `stack` (frames of pipe/engine.py),
     `operators` (reconstructed: forward and backward passes are the runs of operators between messages; see `_from_operators`).
+    In a trace with device work a pass is what the device does for it: from the first start to the last end of the kernels that were
+    launched in it; messages are the device's too.
     """
     parts = []
     for trace in host_traces:
         for source in (_from_annotations, _from_frames, _from_operators):
             found = source(trace)
-            if found is not None:
+            if found is None:
+                continue
+            device = device_traces.get(trace.file)
+            if device is not None and (device.group == COMPUTE).any():
+                found = _on_device(found, trace, device)
+            if {"forward", "backward"} <= set(found["instruction"]):
                 parts.append(found)
                 break
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+
+
+def _on_device(found: pd.DataFrame, trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
+    """Passes and messages in the device's time; what the host does beside them (loads, the optimizer) is left out."""
+    passes = found[found["instruction"].isin(["forward", "backward"])]
+    first, last = device.extents(passes["start_ns"].to_numpy(), passes["end_ns"].to_numpy())
+    passes = passes.assign(start_ns=first, end_ns=last)[first >= 0]
+    places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
+    window = trace.window_of(device.launch[places])
+    places, window = places[window >= 0], window[window >= 0]
+    messages = pd.DataFrame(
+        {
+            "file": trace.file,
+            "rank": trace.rank,
+            "window": window,
+            "step": [trace.windows[w][0] for w in window],
+            "instruction": np.where(device.group[places] == SEND, "send", "recv"),
+            "start_ns": device.start[places],
+            "end_ns": device.end[places],
+            "line": device.line[places],
+            "source": passes["source"].iloc[0] if len(passes) else "operators",
+        }
+    )
+    messages["micro_batch"] = messages.groupby(["window", "instruction"]).cumcount()
+    return pd.concat([passes[COLUMNS], messages[COLUMNS]], ignore_index=True).sort_values("start_ns", kind="stable")
 
 
 def _named(trace: HostTrace, places: np.ndarray, words: list[str], source: str) -> pd.DataFrame | None:
@@ -185,21 +218,25 @@ def _from_frames(trace: HostTrace) -> pd.DataFrame | None:
 
 
 def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
-    """Reconstruct passes from the operators of the main thread (CPU traces: there the operator is the work).
+    """Reconstruct passes from the operators of the main thread and the backward ones of autograd's.
 
-    Messages cut the thread into stretches. A backward pass is a run of `autograd::engine::evaluate_function`. What else a stretch
+    Messages cut them into stretches. A backward pass is a run of `autograd::engine::evaluate_function`. What else a stretch
     holds is a forward pass if it makes gradients (its autograd sequence number rises): it begins after the last `detach` before
     the first such operator, since DeepSpeed ends a receive and a load with one, and ends with the last operator.
     What lies between the end of the work before and the beginning of a forward pass of a stage that loads data is its load.
     """
-    use = trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))
-    use &= ~((trace.kind == "comm_call") & np.isin(trace.name, ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")))
-    if not (use & np.isin(trace.kind, ("send", "recv"))).any():
+    backwards = (trace.kind == "cpu_op") & np.fromiter((str(n).startswith(BACKWARD) for n in trace.name), bool, len(trace.name))
+    calls = (trace.kind == "comm_call") & np.isin(trace.name, tuple(P2P_CALLS))
+    waits = np.isin(trace.kind, ("send", "recv"))
+    use = (trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))) | backwards  # autograd has a thread of its own
+    if (waits & trace.main).any():
+        use &= ~calls  # gloo: the wait is the message; on a device the call is all that the host sees of it
+    elif not calls.any():
         return None
     places = np.flatnonzero(use)
     window = trace.window_of(trace.start[places])
     places, window = places[window >= 0], window[window >= 0]
-    backward = np.fromiter((str(n).startswith(BACKWARD) for n in trace.name[places]), bool, len(places))
+    backward = backwards[places]
     operator = trace.kind[places] == "cpu_op"
     group = np.where(~operator, 0, np.where(backward, 2, 1))
     inside = _in_optimizer(trace, places)

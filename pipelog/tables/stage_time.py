@@ -7,12 +7,15 @@ import pandas as pd
 
 from pipelog.tables import CannotTell, table, union_ns
 from pipelog.tables.clock import Clocks
+from pipelog.tables.device_work import COMPUTE, DeviceTrace
 from pipelog.tables.instructions import HostTrace
 from pipelog.tables.topology import Topology
 
 
-@table("stage_time", needs=("instructions", "host_traces", "clocks", "topology"))
-def stage_time(instructions: pd.DataFrame, host_traces: list[HostTrace], clocks: Clocks, topology: Topology) -> pd.DataFrame:
+@table("stage_time", needs=("instructions", "host_traces", "device_traces", "clocks", "topology"))
+def stage_time(
+    instructions: pd.DataFrame, host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks, topology: Topology
+) -> pd.DataFrame:
     """One row a step and rank: step, replica, stage, rank, busy_ns, forward_ns, backward_ns, recompute_ns, load_ns, micro_batches,
     start_ns (first forward), end_ns (last backward), first_ns (first instruction), step_start_ns, step_end_ns, phase_start_ns, phase_ns, complete, file, line.
 
@@ -31,7 +34,7 @@ def stage_time(instructions: pd.DataFrame, host_traces: list[HostTrace], clocks:
         place = topology.ranks[topology.ranks["rank"] == rank] if len(topology.ranks) else topology.ranks
         if not len(place) or pd.isna(place["stage"].iloc[0]):
             continue
-        rows.append(_of_window(trace, int(window), mine, shift, int(place["stage"].iloc[0]), place["replica"].iloc[0]))
+        rows.append(_of_window(trace, device_traces.get(trace.file), int(window), mine, shift, int(place["stage"].iloc[0]), place["replica"].iloc[0]))
     found = pd.DataFrame([r for r in rows if r is not None])
     if not len(found):
         raise CannotTell("the traces do not say which stage each rank is: the log with the line 'Using topology: …' would")
@@ -40,7 +43,9 @@ def stage_time(instructions: pd.DataFrame, host_traces: list[HostTrace], clocks:
     return _phases(found)
 
 
-def _of_window(trace: HostTrace, window: int, mine: pd.DataFrame, shift: int | None, stage: int, replica: object) -> dict[str, object] | None:
+def _of_window(
+    trace: HostTrace, device: DeviceTrace | None, window: int, mine: pd.DataFrame, shift: int | None, stage: int, replica: object
+) -> dict[str, object] | None:
     kind = mine["instruction"].to_numpy()
     start, end = mine["start_ns"].to_numpy(dtype=np.int64), mine["end_ns"].to_numpy(dtype=np.int64)
     forward, backward = kind == "forward", kind == "backward"
@@ -60,7 +65,7 @@ def _of_window(trace: HostTrace, window: int, mine: pd.DataFrame, shift: int | N
         "busy_ns": union_ns(start[work], end[work]),
         "forward_ns": union_ns(start[forward], end[forward]),
         "backward_ns": union_ns(start[backward], end[backward]),
-        "recompute_ns": union_ns(trace.start[again], trace.end[again]),
+        "recompute_ns": _recomputed(trace, device, again),
         "load_ns": union_ns(start[load], end[load]),
         "micro_batches": int(min(forward.sum(), backward.sum())),
         "start_ns": int(start[forward].min()) - off,
@@ -74,6 +79,15 @@ def _of_window(trace: HostTrace, window: int, mine: pd.DataFrame, shift: int | N
         "line": int(mine["line"].iloc[heaviest]),
         "source": str(mine["source"].iloc[0]),
     }
+
+
+def _recomputed(trace: HostTrace, device: DeviceTrace | None, again: np.ndarray) -> int:
+    """Time spent on computing activations again; on a device what was launched for it there."""
+    start, end = trace.start[again], trace.end[again]
+    if device is not None and (device.group == COMPUTE).any():
+        start, end = device.extents(start, end)
+        start, end = start[start >= 0], end[start >= 0]
+    return union_ns(start, end)
 
 
 def _phases(found: pd.DataFrame) -> pd.DataFrame:

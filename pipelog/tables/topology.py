@@ -104,10 +104,14 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
         if len(others) > 1:
             shape.conflicts.append((quantity, list(others.values())))
     _from_places(shape, places)
+    stage_of = _from_messages(here) if shape.pp is None else {}
+    _take_stages(shape, stage_of)
     _complete(shape, here)
     method = said(facts, ("topology.partition_method",))
     shape.partition_method = str(method[0].value) if method else None
     shape.ranks = _ranks(shape, places, here)
+    for rank, stage in stage_of.items():
+        shape.ranks.loc[shape.ranks["rank"] == rank, "stage"] = stage
     shape.stages = _stages(here, shape)
     return shape
 
@@ -124,6 +128,43 @@ def _from_places(shape: Topology, places: pd.DataFrame) -> None:
                 row = mapped.iloc[0]
                 shape.said[quantity] = Said(found, row["file"], int(row["line"]), "topology map")
         shape.world_size = shape.world_size or len(mapped["rank"].dropna().unique())
+
+
+def _from_messages(here: pa.Table) -> dict[int, int]:
+    """rank → stage from who receives from whom first in a step (traces alone): stage 0 sends before it receives, every other stage
+    first receives from the one before it. Empty where a rank of a chain was not recorded.
+    """
+    rows = frame(here, ("send", "recv", "profiler_step"), ("kind", "rank", "peer", "start_ns", "launch_ns")).dropna(subset=["rank"])
+    begin = rows[rows["kind"] == "profiler_step"].groupby("rank")["start_ns"].min()
+    messages = rows[(rows["kind"] != "profiler_step") & rows["peer"].notna()]
+    at = messages["launch_ns"].fillna(messages["start_ns"])
+    messages = messages.assign(at=at)[at >= messages["rank"].map(begin).fillna(0)]
+    if not len(messages):
+        return {}
+    first = messages.loc[messages.groupby("rank")["at"].idxmin()]
+    before = {int(r): int(p) for r, p, k in zip(first["rank"], first["peer"], first["kind"], strict=True) if k == "recv"}
+    stage_of = {int(r): 0 for r, k in zip(first["rank"], first["kind"], strict=True) if k == "send"}
+    for rank in before:
+        chain = [rank]
+        while chain[-1] not in stage_of and chain[-1] in before and len(chain) <= len(before):
+            chain.append(before[chain[-1]])
+        if chain[-1] not in stage_of:
+            return {}
+        base = stage_of[chain[-1]]
+        stage_of |= {r: base + i for i, r in enumerate(reversed(chain))}
+    return stage_of
+
+
+def _take_stages(shape: Topology, stage_of: dict[int, int]) -> None:
+    """Shape of a job of which only traces are known, all of them: as many chains of equal length as there are replicas."""
+    if not stage_of:
+        return
+    sizes = pd.Series(stage_of).value_counts()
+    pp = len(sizes)
+    if sizes.nunique() != 1 or (shape.world_size and len(stage_of) != shape.world_size):
+        return
+    shape.pp = pp
+    shape.said["pp"] = Said(pp, None, None, "messages between the ranks' traces")
 
 
 def _complete(shape: Topology, here: pa.Table) -> None:

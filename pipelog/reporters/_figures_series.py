@@ -1,0 +1,212 @@
+"""What changes from step to step: the step time, the loss, its scale, the norm of the gradients."""
+
+from __future__ import annotations
+
+import math
+
+from pipelog._text import count, digits, percent, seconds
+from pipelog.findings import Status
+from pipelog.report import JSON, Report
+from pipelog.reporters._figures import AMBER, DARK, PAPER, RED, Figure, Key, axis, layout, tone
+from pipelog.reporters._places import Place, Places
+
+_SOURCES = {
+    "deepspeed": "DeepSpeed's 'iter time'",
+    "megatron": "Megatron's 'elapsed time per iteration'",
+    "neox": "GPT-NeoX's iteration lines",
+    "hf": "the HF Trainer's lines",
+    "trace": "the profiler's steps",
+}
+
+
+def step_time(report: Report, places: Places) -> Figure | None:
+    """The step time over the steps, with the step from which on it changed."""
+    series = report.charts.get("steps")
+    if not series:
+        return None
+    values = series["seconds"]
+    unit, scale = ("s", 1.0) if max(values) >= 1 else ("ms", 1000.0)
+    drops = places.of("throughput-drop")
+    where = _SOURCES.get(series["source"], "the log")
+    frame = layout(
+        220,
+        x=_step_axis(series["step"]),
+        y=axis(grid=True, rangemode="tozero", nticks=6),
+        above=f"{unit} per step, from {where}",
+        shapes=[_change(p) for p in drops if p.finding.where.steps],
+        annotations=[_change_label(p) for p in drops if p.finding.where.steps],
+    )
+    data = [_line(series["step"], [round(v * scale, 3) for v in values], f"step %{{x:,d}}: %{{y:,.4~g}} {unit}")]
+    rows = tuple((f"{s:,}", seconds(v * 1e9)) for s, v in zip(series["step"], values, strict=True))
+    return Figure("step-time", "Step time", _step_says(report, places), data, frame, (), ("Step", "Time"), rows, drops)
+
+
+def _step_says(report: Report, places: Places) -> tuple[str, ...]:
+    said = places.titles("throughput-drop")
+    if said:
+        return said
+    known = report.metrics["step_time_s"]
+    if not known["median"]:
+        return ("The step times as printed.",)
+    high = f", 95 % of them below {seconds(known['p95'] * 1e9)}" if known["p95"] else ""
+    text = f"The median over {count(known['n'], 'step')} is {seconds(known['median'] * 1e9)}{high}"
+    status = next((o.status for o in report.outcomes if o.name == "throughput-drop"), None)
+    judged = "; no lasting change" if status is Status.CLEAR else "; too few to tell a lasting change" if status is Status.NOT_APPLICABLE else ""
+    first = " The first interval holds warm-up." if known.get("source") != "trace" else ""
+    return (f"{text}{judged}.{first}",)
+
+
+def _step_axis(steps: list[int]) -> JSON:
+    """Whole steps; each of a few is named."""
+    few = {"tickvals": steps} if len(steps) <= 12 else {"nticks": 12}
+    return axis("step", tickformat=",d", **few)
+
+
+def _change(place: Place) -> JSON:
+    first = place.finding.where.steps[0] if place.finding.where.steps else 0
+    return {
+        "type": "line",
+        "x0": first,
+        "x1": first,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": tone((place,)), "width": 1.5, "dash": "dash"},
+    }
+
+
+def _change_label(place: Place) -> JSON:
+    first = place.finding.where.steps[0] if place.finding.where.steps else 0
+    cost = f", {percent(place.finding.cost)} lost" if place.finding.cost else ""
+    return {
+        "x": first,
+        "y": 0.03,
+        "yref": "paper",
+        "text": f"from step {first:,} on{cost}",
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "xshift": 6,
+        "font": {"size": 12.5, "color": tone((place,))},
+    }
+
+
+def _line(steps: list[int], values: list[float | None], hover: str) -> JSON:
+    few = len(steps) <= 80
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if few else "lines",
+        "x": steps,
+        "y": values,
+        "line": {"color": DARK, "width": 1.8},
+        "marker": {"color": DARK, "size": 6 if few else 3, "line": {"color": PAPER, "width": 1}},
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
+
+
+_NUMBERS = {
+    "loss": ("Loss", "loss", ("loss-nan", "loss-spike")),
+    "loss_scale": ("Loss scale", "loss scale (logarithmic)", ("loss-scale-collapse",)),
+    "grad_norm": ("Gradient norm", "gradient norm", ("loss-nan",)),
+}
+
+
+def numerics(report: Report, places: Places) -> list[Figure]:
+    """Loss, loss scale and gradient norm: those that move. A line that never changes is a sentence, see `constants`."""
+    series = report.charts.get("loss") or {}
+    return [_number(name, series[name], places) for name in _NUMBERS if name in series and not _constant(series[name])]
+
+
+def constants(report: Report) -> list[str]:
+    """A sentence for each series that never changes."""
+    series = report.charts.get("loss") or {}
+    still = [(name, s) for name, s in series.items() if name in _NUMBERS and _constant(s)]
+    return [
+        f"{_NUMBERS[name][0]}: {_plain(s['value'][0])} on all {count(len(s['value']), 'line')} that were kept, so there is no picture of it."
+        for name, s in still
+    ]
+
+
+def _constant(series: JSON) -> bool:
+    return len(set(series["value"])) < 2
+
+
+def _plain(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:,g}".replace("-", "−")
+
+
+def _number(name: str, series: JSON, places: Places) -> Figure:
+    title, unit, rules = _NUMBERS[name]
+    named = tuple(p for p in places.of(*rules) if name != "grad_norm" or "norm" in p.finding.title)
+    steps, values = series["step"], series["value"]
+    finite = [v for v in values if v is not None]
+    logarithmic = name == "loss_scale" and bool(finite) and min(finite) > 0
+    broken = [s for s, v in zip(steps, values, strict=True) if v is None]
+    data = [_line(steps, values, f"step %{{x:,d}}: {title.lower()} %{{y:,.5~g}}")]
+    if broken:
+        data.append(_crosses(broken, min(finite, default=0.0)))
+    frame = layout(
+        230,
+        x=_step_axis(steps),
+        y=axis(grid=True, nticks=6) | ({"type": "log", "dtick": _decades(finite), "exponentformat": "power"} if logarithmic else {}),
+        above=unit,
+        shapes=[_span(p) for p in named if p.finding.where.steps],
+    )
+    legend = [Key(RED, "nan or inf (no value to draw)", shape="cross")] if broken else []
+    if any(p.finding.where.steps for p in named):
+        legend.append(Key(AMBER, "steps that a finding names", shape="band"))
+    rows = tuple((f"{s:,}", "nan or inf" if v is None else f"{v:,.6g}") for s, v in zip(steps, values, strict=True))
+    says = tuple(sentence for p in named for sentence in places.titles(p.finding.name))
+    return Figure(
+        name.replace("_", "-"),
+        title,
+        tuple(dict.fromkeys(says)) or (_moves(title, finite),),
+        data,
+        frame,
+        tuple(legend),
+        ("Step", title),
+        rows,
+        named,
+    )
+
+
+def _decades(values: list[float]) -> int:
+    """Whole powers of ten as ticks, few enough to be read."""
+    return max(1, math.ceil(math.log10(max(values) / min(values)) / 5)) if values else 1
+
+
+def _crosses(steps: list[int], at: float) -> JSON:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": steps,
+        "y": [at] * len(steps),
+        "marker": {"symbol": "x-thin", "size": 8, "line": {"width": 2, "color": RED}},
+        "hovertemplate": "step %{x:,d}: nan or inf<extra></extra>",
+    }
+
+
+def _span(place: Place) -> JSON:
+    first, last = place.finding.where.steps or (0, 0)
+    return {
+        "type": "rect",
+        "x0": first - 0.5,
+        "x1": last + 0.5,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "fillcolor": tone((place,)),
+        "opacity": 0.13,
+        "line": {"width": 0},
+        "layer": "below",
+    }
+
+
+def _moves(title: str, values: list[float]) -> str:
+    """From where to where, with the range."""
+    ends = f"{title} goes from {_short(values[0])} to {_short(values[-1])}"
+    return f"{ends}, between {_short(min(values))} and {_short(max(values))}."
+
+
+def _short(value: float) -> str:
+    return digits(value) if 0.01 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
