@@ -58,14 +58,16 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
 def _cuts(rows: pd.DataFrame) -> list[int]:
     """Lines at which a new attempt begins in one file."""
     cuts: list[int] = []
-    strong = weak = False  # work seen since the last cut: any sign of it; steps or ends
+    strong = weak = begun = False  # seen since the last cut: any sign of work; steps or ends; a start
     last_step: dict[str, int] = {}
     for kind, name, step, line in zip(rows["kind"], rows["name"], rows["step"], rows["line"], strict=True):
         if kind == "start":
-            if (strong and name in _STRONG) or weak:
+            # words before the first start are the script's around it (a check of the machine), not a start that failed
+            if (strong and begun and name in _STRONG) or weak:
                 cuts.append(int(line))
                 strong = weak = False
                 last_step = {}
+            begun = True
             continue
         strong = True
         weak = weak or kind != "message"
