@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 from pipelog.parsing import Records, Rows, records
 
-_NUMBER = r"[-+]?(?:[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
+_NUMBER = r"[-+0-9.einafEINAF]+"
+"""A number, nan or inf; loose, so that the pattern can be matched in one pass (RE2 then takes half the time)."""
 
 
 @records(
     "deepspeed-steps",
     mark="steps: ",
-    pattern=rf"^steps: (?P<step>\d+) loss: (?P<loss>{_NUMBER}) (?:\S+: \S+ )*?iter time \(s\): (?P<seconds>{_NUMBER}) samples/sec: (?P<rate>{_NUMBER})",
+    pattern=rf"^steps: (?P<step>\d+) loss: (?P<loss>{_NUMBER}) (?:(?:[^:i ]|i[^:t]|it[^:e]|ite[^:r])[^:]*: [^ ]+ )*iter time \(s\): (?P<seconds>{_NUMBER}) samples/sec: (?P<rate>{_NUMBER})",
     torn=r"^steps: \d+ loss: ",
 )
 def steps(found: Records) -> Iterator[Rows]:

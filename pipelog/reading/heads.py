@@ -7,6 +7,7 @@ the file have one, so they are told from a sample of the file.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -52,10 +53,20 @@ class Prefix:
     expression: str
     found: tuple[str, ...]
 
-    @property
-    def compiled(self) -> re.Pattern[str]:
-        """For Python's re, to strip single lines."""
-        return re.compile(self.expression)
+    def writer(self, line: str) -> tuple[tuple[str | None, ...], int]:
+        """(whose line it is, as far as its prefix says: rank, local rank, task, host, pod; where its own text begins)."""
+        pattern, names = _compiled(self.expression)
+        match = pattern.match(line)
+        if match is None:
+            return (), 0
+        who = match.group(*names) if names else ()
+        return (who if isinstance(who, tuple) else (who,)), match.end()
+
+
+@functools.cache
+def _compiled(expression: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
+    pattern = re.compile(expression)
+    return pattern, tuple(name for name in ("rank", "local", "task", "host", "pod") if name in pattern.groupindex)
 
 
 def prefix(sample: bytes) -> Prefix:
