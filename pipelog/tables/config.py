@@ -39,7 +39,12 @@ class Config:
 
 _ORDER = {  # value → facts that state it, most trusted first: what the engine prints before what it was given
     "train_batch_size": ("config.train_batch_size", "args.global_batch_size", "args.train_batch_size"),
-    "micro_batch_size": ("config.micro_batch_size", "config.train_micro_batch_size_per_gpu", "args.micro_batch_size", "args.train_micro_batch_size_per_gpu"),
+    "micro_batch_size": (
+        "config.micro_batch_size",
+        "config.train_micro_batch_size_per_gpu",
+        "args.micro_batch_size",
+        "args.train_micro_batch_size_per_gpu",
+    ),
     "micro_batches": ("config.micro_batches", "config.gradient_accumulation_steps", "args.gradient_accumulation_steps"),
     "zero_stage": ("config.zero_optimization.stage", "args.zero_stage"),
     "activation_checkpoint_interval": ("config.pipeline.activation_checkpoint_interval",),
@@ -73,6 +78,8 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
     _derive(known, topology)
     if known.micro_batches is None and any(i.kind == "trace" for i in inputs):
         _count(known, tables["instructions"])
+    if known.micro_batches is None:
+        _default(known, facts, inputs, topology)
     if topology.pp and topology.pp > 1:
         known.virtual_stages = known.virtual_stages or 1
         known.schedule = "interleaved-1f1b" if known.virtual_stages > 1 else "1f1b"
@@ -113,7 +120,9 @@ def _count(known: Config, instructions: pd.DataFrame) -> None:
     counts = forward.groupby(["rank", "window"]).size().unique() if len(forward) else []
     if len(counts) == 1:
         known.micro_batches = int(counts[0])
-        known.said["micro_batches"] = Said(known.micro_batches, str(forward["file"].iloc[0]), int(forward["line"].iloc[0]), "forward passes a step in the traces")
+        known.said["micro_batches"] = Said(
+            known.micro_batches, str(forward["file"].iloc[0]), int(forward["line"].iloc[0]), "forward passes a step in the traces"
+        )
 
 
 def _true(value: Any) -> bool:
@@ -133,7 +142,14 @@ def _derive(known: Config, topology: Topology) -> None:
     elif m and micro and train is None and dp:
         known.train_batch_size = m * micro * dp
         known.said["train_batch_size"] = Said(known.train_batch_size, None, None, source)
-    elif m is None and train is None and micro and "micro_batch_size" in known.said and known.said["micro_batch_size"].source.startswith("config.train"):
-        known.micro_batches = 1  # DeepSpeed's own default where neither is given
-        known.said["micro_batches"] = Said(1, known.said["micro_batch_size"].file, None, "DeepSpeed's default: no accumulation steps, no train batch given")
-        known.train_batch_size = micro * dp if dp else None
+
+
+def _default(known: Config, facts: pd.DataFrame, inputs: list[Input], topology: Topology) -> None:
+    """DeepSpeed takes m = 1 where its configuration gives neither m nor the train batch, not even as "auto". Only a whole file shows that."""
+    micro, given = known.said.get("micro_batch_size"), {i.path for i in inputs if i.kind == "config" and not i.skipped}
+    if micro is None or micro.file not in given or facts["name"].isin(["config.gradient_accumulation_steps", "config.train_batch_size"]).any():
+        return
+    known.micro_batches = 1
+    known.said["micro_batches"] = Said(1, micro.file, None, "DeepSpeed's default: no accumulation steps, no train batch given")
+    if known.train_batch_size is None and topology.dp:
+        known.train_batch_size = (known.micro_batch_size or 0) * topology.dp
