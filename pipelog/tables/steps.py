@@ -34,11 +34,12 @@ class Steps:
         return good.iloc[1:] if len(good) > 1 and self.source != "trace" else good
 
 
-@table("steps", needs=("placed", "config"))
-def steps(placed: pa.Table, config: Config) -> Steps:
+@table("steps", needs=("placed", "config", "facts"))
+def steps(placed: pa.Table, config: Config, facts: pd.DataFrame) -> Steps:
     """The intervals of the best source; `steps` is the distance to the line before, or steps_per_print for the first.
 
-    Releases 0.4.0 - 0.5.6 divide the last step's time by steps_per_print, and 0.6.2 - 0.6.3 print milliseconds as seconds
+    After a resume at a step that is no multiple of steps_per_print the first interval is shorter, but its time is divided by
+    steps_per_print all the same: put right where the log says which checkpoint was loaded. Releases 0.4.0 - 0.5.6 divide the last step's time by steps_per_print, and 0.6.2 - 0.6.3 print milliseconds as seconds
     (formats/deepspeed-logs.md 5.1): put right here, and said so.
     """
     rows = frame(placed, ("step",), ("name", "rank", "step", "steps", "dur_ns", "start_ns", "file", "line"))
@@ -55,6 +56,13 @@ def steps(placed: pa.Table, config: Config) -> Steps:
     gap = gap.fillna(first if first else usual)
     if len(gap) and pd.notna(gap.iloc[0]) and gap.iloc[0] > number.iloc[0] > 0:
         gap.iloc[0] = number.iloc[0]
+    resumed = facts.loc[facts["name"] == "resume.step", "value"].max()
+    if source == "deepspeed" and len(gap) and pd.notna(gap.iloc[0]) and 0 < number.iloc[0] - resumed < gap.iloc[0]:
+        mine["dur_ns"] = mine["dur_ns"].astype("Int64")
+        mine.loc[0, "dur_ns"] = (
+            round(int(mine["dur_ns"].iloc[0]) * gap.iloc[0] / (number.iloc[0] - resumed)) if pd.notna(mine["dur_ns"].iloc[0]) else pd.NA
+        )
+        gap.iloc[0] = number.iloc[0] - resumed
     mine["steps"] = mine["steps"].astype("Float64").fillna(gap.astype("Float64")).round().astype("Int64")
     mine["step"] = number
     printed = mine.copy()

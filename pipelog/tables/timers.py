@@ -40,11 +40,14 @@ def timers(placed: pa.Table, steps: Steps, config: Config) -> pd.DataFrame:
         return pd.DataFrame({"step": pd.Series(dtype="int64")})
     joined = pd.concat(parts)
     joined = joined[joined["rank"].isna() | (joined["rank"] == 0)]
+    joined = joined[joined["file"] == joined.groupby("step")["file"].transform("first")]  # the same lines in the merged log and in rank 0's
     joined["dur_ns"] = joined["dur_ns"].astype("float64")
     wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="sum").add_suffix("_ns")
     where = joined.groupby("step")[["file", "line"]].first()
     known = steps.rows.set_index("step") if steps.source == "deepspeed" else pd.DataFrame(columns=["steps", "dur_ns"])
-    wide = wide.join(known[["steps", "dur_ns"]].rename(columns={"dur_ns": "iter_ns"}).astype("float64"), how="inner").dropna(subset=["steps", "iter_ns"])
+    wide = wide.join(known[["steps", "dur_ns"]].rename(columns={"dur_ns": "iter_ns"}).astype("float64"), how="inner").dropna(
+        subset=["steps", "iter_ns"]
+    )
     names = [c for c in wide.columns if c not in ("steps", "iter_ns")]
     wide[names] = wide[names].div(wide["steps"], axis=0)
     return wide.join(where).reset_index()
