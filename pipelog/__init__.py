@@ -13,7 +13,7 @@ from pipelog.diagnosis import diagnose
 from pipelog.errors import PipelogError
 from pipelog.events import EVENTS, Events
 from pipelog.findings import Confidence, Evidence, Finding, Severity
-from pipelog.reading import read
+from pipelog.placing import read
 from pipelog.report import Report
 
 __all__ = ["EVENTS", "Confidence", "Events", "Evidence", "Finding", "PipelogError", "Report", "Severity", "__version__", "diagnose", "read"]

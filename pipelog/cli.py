@@ -196,7 +196,9 @@ def _save(place: Path, text: str) -> None:
 @_reading
 def events(paths: tuple[str, ...], output: str, jobs: int | None, *, no_cache: bool, quiet: bool) -> None:
     """Write the event table as Parquet (which `analyze` reads again) or CSV."""
-    table = _read(paths, jobs, cached=not no_cache, quiet=quiet)
+    from pipelog.placing import placed  # noqa: PLC0415
+
+    table = placed(_read(paths, jobs, cached=not no_cache, quiet=quiet))
     try:
         if output.endswith(".csv"):
             _csv(table.table, output)
@@ -213,10 +215,7 @@ def _csv(table: Any, output: str) -> None:
     import pyarrow.csv as pc  # noqa: PLC0415
 
     plain = pa.table({n: table.column(n).cast(pa.string()) if pa.types.is_dictionary(table.column(n).type) else table.column(n) for n in table.column_names})
-    if output == "-.csv":
-        pc.write_csv(plain, sys.stdout.buffer)
-    else:
-        pc.write_csv(plain, output)
+    pc.write_csv(plain, output)
 
 
 @main.command()

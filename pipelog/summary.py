@@ -97,10 +97,11 @@ def _spans(tables: Tables) -> dict[int, tuple[int, int]]:
     """First and last step of each attempt, as printed; from traces where no line was."""
     rows = of_kind(tables["rows"], "step", "iteration").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
     rows = rows.dropna(subset=["attempt", "step"])
+    printed = tables["config"].steps_per_print or 1
     out = {}
     for attempt, mine in rows.groupby("attempt"):
         steps = np.unique(mine["step"].to_numpy(dtype=np.int64))
-        gap = int(np.diff(steps).min()) if len(steps) > 1 else 1
+        gap = int(np.diff(steps).min()) if len(steps) > 1 else min(printed, int(steps[0]))
         out[int(attempt)] = (max(1, int(steps[0]) - gap + 1), int(steps[-1]))
     chosen, steps_table = tables["chosen"], tables["steps"]
     if chosen not in out and steps_table.source == "trace":

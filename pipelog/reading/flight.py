@@ -59,7 +59,16 @@ def read_flight(source: Source) -> tuple[pa.Table, Input]:
     return table, given
 
 
-_TYPES = {"kind": pa.string(), "name": pa.string(), "group": pa.string(), "value": pa.float64(), "start_ns": pa.int64(), "text": pa.large_string(), "line": pa.int64(), "step": pa.int32()}
+_TYPES = {
+    "kind": pa.string(),
+    "name": pa.string(),
+    "group": pa.string(),
+    "value": pa.float64(),
+    "start_ns": pa.int64(),
+    "text": pa.large_string(),
+    "line": pa.int64(),
+    "step": pa.int32(),
+}
 
 
 def _load(source: Source) -> tuple[dict[str, Any] | None, str]:

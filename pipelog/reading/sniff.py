@@ -47,7 +47,9 @@ def kind(source: Source) -> tuple[str, str | None]:
     if is_monitor(head):
         return "monitor", None
     if _binary(head):
-        return "ignored", "ignored, because it is binary" if not _events_file(source) else "ignored, because it is a TensorBoard event file (its CSV twin is read)"
+        return "ignored", "ignored, because it is binary" if not _events_file(
+            source
+        ) else "ignored, because it is a TensorBoard event file (its CSV twin is read)"
     return "log", None
 
 

@@ -258,8 +258,18 @@ def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
 @table("placed", needs=("here", "topology"))
 def placed(here: pa.Table, topology: Topology) -> pa.Table:
     """The rows of the attempt with rank (from the launcher's label), stage, replica, tensor and host filled in from the topology."""
-    rank = _labelled(here, topology)
-    out = here.set_column(here.schema.get_field_index("rank"), here.schema.field("rank"), rank)
+    return _placed(here, topology)
+
+
+@table("all_placed", needs=("rows", "topology"))
+def all_placed(rows: pa.Table, topology: Topology) -> pa.Table:
+    """The rows of all attempts, placed alike: what `pipelog events` writes."""
+    return _placed(rows, topology)
+
+
+def _placed(rows: pa.Table, topology: Topology) -> pa.Table:
+    rank = _labelled(rows, topology)
+    out = rows.set_column(rows.schema.get_field_index("rank"), rows.schema.field("rank"), rank)
     if not len(topology.ranks):
         return out
     size = int(topology.ranks["rank"].max()) + 1
@@ -275,11 +285,9 @@ def placed(here: pa.Table, topology: Topology) -> pa.Table:
         filled = pa.compute.coalesce(out.column(column), pa.array(found, mask=found < 0).cast(out.schema.field(column).type))
         out = out.set_column(place, out.schema.field(column), filled)
     hosts = topology.ranks.set_index("rank")["host"].reindex(range(size)).to_list()
-    dictionary = pa.array([h if isinstance(h, str) else None for h in hosts], pa.string())
-    by_rank = dictionary.take(pa.array(index, mask=~inside))
-    place = out.schema.get_field_index("host")
+    by_rank = pa.array([h if isinstance(h, str) else None for h in hosts], pa.string()).take(pa.array(index, mask=~inside))
     filled = pa.compute.coalesce(out.column("host").cast(pa.string()), by_rank).cast(pa.string()).combine_chunks().dictionary_encode()
-    return out.set_column(place, out.schema.field("host"), filled.cast(WORD))
+    return out.set_column(out.schema.get_field_index("host"), out.schema.field("host"), filled.cast(WORD))
 
 
 def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:

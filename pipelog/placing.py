@@ -1,0 +1,27 @@
+"""`pipelog.read`: files → events whose rows know their attempt, rank, stage, replica and host as far as the files tell."""
+
+from __future__ import annotations
+
+import os
+
+import pipelog.tables
+from pipelog.events import Events
+from pipelog.reading import Progress
+from pipelog.reading import read as read_files
+from pipelog.registry import load
+from pipelog.tables import Tables
+
+
+def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Progress | None = None) -> Events:
+    """Read files and folders into one event table, never from the cache.
+
+    jobs: processes to read with (None: as many as there are cores, where the files are large). progress: called with bytes done and
+    bytes in all. Raises PipelogError where a path does not exist or nothing could be read; what a file holds never raises.
+    """
+    return placed(read_files(*paths, jobs=jobs, progress=progress))
+
+
+def placed(events: Events) -> Events:
+    """The same events with attempt, rank, stage, replica, tensor and host filled in, once, from the topology that they tell."""
+    load(pipelog.tables)
+    return Events(Tables(events)["all_placed"], events.inputs, events.roots)
