@@ -74,7 +74,12 @@ def stages(report: Report) -> Rows:
     rows = report.topology["stages"]
     if not any(s["layers"] or s["params"] for s in rows):
         return []
-    return [(str(s["stage"]), _layers(s["layers"]), f"{s['params'] / 1e6:,.1f} million" if s["params"] else "") for s in rows]
+    counted = any(s["params"] for s in rows)
+    return [(str(s["stage"]), _layers(s["layers"]), *([_millions(s["params"])] if counted else [])) for s in rows]
+
+
+def _millions(number: int | None) -> str:
+    return f"{number / 1e6:,.3g} million" if number else ""
 
 
 def _layers(pair: list[int] | None) -> str:
@@ -167,9 +172,14 @@ def _steps(value: int | None) -> str:
 def collectives(report: Report) -> Rows:
     """One row a kind of collective."""
     return [
-        (c["name"], str(c["ranks"]), seconds(c["own_ms"] * 1e6), seconds(c["wait_ms"] * 1e6), percent(c["share"]))
+        (c["name"], str(c["ranks"]), seconds(c["own_ms"] * 1e6), tiny(c["share"]), seconds(c["wait_ms"] * 1e6))
         for c in report.charts.get("collectives") or []
     ]
+
+
+def tiny(share: float) -> str:
+    """A share in per cent that never reads as nothing where there is something."""
+    return "under 0.1 %" if 0 < share < 0.0005 else percent(share)
 
 
 def thresholds(report: Report) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,7 @@ def layout(height: int, *, x: JSON, y: JSON, above: str = "", **more: Any) -> JS
 def axis(title: str = "", *, grid: bool = False, **more: Any) -> JSON:
     """An axis with its unit in the title, a grid only where values are read off it."""
     return {
-        "title": {"text": title, "font": {"size": 12.5, "color": MUTED}, "standoff": 10},
+        **({"title": {"text": title, "font": {"size": 12.5, "color": MUTED}, "standoff": 10}} if title else {}),
         "tickfont": {"size": 12, "color": MUTED},
         "showgrid": grid,
         "gridcolor": GRID,
@@ -139,7 +140,7 @@ def tone(places: Iterable[Place]) -> str:
 
 
 def filled(color: str | list[str], shape: str = "") -> JSON:
-    """A marker of this colour (or one colour a bar), with lines or dots of the paper's colour over it where a shape is given."""
+    """A marker of this colour, with lines or dots of the paper's colour over it where a shape is given; plotly cannot do both bar by bar."""
     plain: JSON = {"color": color, "line": {"width": 0}}
     return plain | (
         {"pattern": {"shape": shape, "bgcolor": color, "fgcolor": PAPER, "fgopacity": 0.85, "size": 6, "solidity": 0.22}} if shape else {}
@@ -166,3 +167,33 @@ def ticks(at: Sequence[int], values: Sequence[float | None], hover: str, rows: i
         "marker": {"symbol": "line-ns", "size": 24 if rows <= 8 else 15 if rows <= 20 else 9, "line": {"width": 2.5, "color": INK}},
         "hovertemplate": f"{hover}<extra></extra>",
     }
+
+
+def upright(data: list[JSON], frame: JSON, named: str) -> tuple[list[JSON], JSON]:
+    """Rows as columns, where there are too many to stand below each other. named: what a row is, the axis' title then."""
+    turned = [_turned(trace) for trace in data]
+    rows, values = frame["yaxis"], frame["xaxis"]
+    title = values.pop("title", None)
+    every = list(zip(rows["tickvals"], rows["ticktext"], strict=True))
+    shown = [(v, t) for i, (v, t) in enumerate(every) if t.startswith("▲") or i % -(-len(every) // 16) == 0]
+    rows |= axis(
+        named, showgrid=False, tickvals=[v for v, _ in shown], ticktext=[t.replace(f"{named} ", "") for _, t in shown], range=rows["range"][::-1]
+    )
+    values |= {"showgrid": True, "showline": False, "nticks": 6}
+    above = layout(270, x=rows, y=values, above=title["text"] if title else "")
+    return turned, frame | above
+
+
+def _turned(trace: JSON) -> JSON:
+    out = trace | {"x": trace["y"], "y": trace["x"]}
+    if "orientation" in out:
+        out["orientation"] = "v"
+    if trace.get("mode") == "markers":
+        out["marker"] = trace["marker"] | {"symbol": "line-ew"}
+    swapped = {"%{x": "%{y", "%{y": "%{x"}
+    out["hovertemplate"] = re.sub(r"%\{[xy]", lambda m: swapped[m[0]], trace.get("hovertemplate", ""))
+    return out
+
+
+MOST_ROWS = 24
+"""More rows than this stand upright."""

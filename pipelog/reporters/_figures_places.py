@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pipelog._text import percent, seconds, size
 from pipelog.report import JSON, Report
+from pipelog.reporters._details import tiny
 from pipelog.reporters._figures import (
     AMBER,
     DARK,
     INK,
     LIGHT,
     MIDDLE,
+    MOST_ROWS,
     TRACK,
     Figure,
     Key,
@@ -21,6 +23,7 @@ from pipelog.reporters._figures import (
     stage_axis,
     ticks,
     tone,
+    upright,
 )
 from pipelog.reporters._places import Places, sentence, stages
 
@@ -45,6 +48,8 @@ def memory(report: Report, places: Places) -> Figure | None:
     legend = [Key(DARK, "highest peak of a rank of the stage"), *([Key(AMBER, "named by a finding")] if hot else [])]
     if some:
         legend.append(Key(DARK, "what 1F1B lets one expect (from the other stages)", shape="tick"))
+    if len(rows) > MOST_ROWS:
+        data, frame = upright(data, frame, "stage")
     head = ("Stage", "Peak", "Expected")
     table = tuple((str(r["stage"]), size(r["peak_bytes"]), size(r["expected_bytes"]) if r["expected_bytes"] is not None else "") for r in rows)
     return Figure("memory", "Peak memory by stage", _memory_says(report, places), data, frame, tuple(legend), head, table, named)
@@ -73,10 +78,13 @@ def links(report: Report, places: Places) -> Figure | None:
     at = list(range(len(rows)))
     names = [f"{'▲ ' if m else ''}{r['source']} → {r['target']}" for r, m in zip(rows, marked, strict=True)]
     color = tone(named)
-    data = [
-        _part(at, names, [r["late_ms"] for r in rows], [color if m else LIGHT for m in marked], "idle before it", "/"),
-        _part(at, names, [r["transfer_ms"] for r in rows], [color if m else DARK for m in marked], "message", ""),
-    ]
+    data = []
+    for part, words, shape, plain in (("late_ms", "idle before it", "/", LIGHT), ("transfer_ms", "message", "", DARK)):
+        for hot_ones, fill in ((False, plain), (True, color)):
+            some = [i for i in at if marked[i] is hot_ones]
+            hover = f"%{{text}}: {words} %{{x:.3~g}} ms<extra></extra>"
+            trace = bars(some, [rows[i][part] for i in some], fill, text=[names[i] for i in some], textposition="none", hovertemplate=hover)
+            data += [trace | {"marker": filled(fill, shape)}] if some else []
     step = -(-len(rows) // 40)
     shown = [i for i in at if i % step == 0 or marked[i]]
     frame = layout(
@@ -91,17 +99,11 @@ def links(report: Report, places: Places) -> Figure | None:
         Key(DARK, "the message, from both sides ready to received"),
         *([Key(color, "a link that a finding names")] if any(marked) else []),
     )
+    if len(rows) > MOST_ROWS:
+        data, frame = upright(data, frame, "link")
     head = ("From stage", "To stage", "Messages", "Message (median)", "Idle before it (median)", "Cost, share of the phase")
-    table = tuple(
-        (str(r["source"]), str(r["target"]), f"{r['messages']:,}", _ms(r["transfer_ms"]), _ms(r["late_ms"]), percent(r["cost"])) for r in rows
-    )
+    table = tuple((str(r["source"]), str(r["target"]), f"{r['messages']:,}", _ms(r["transfer_ms"]), _ms(r["late_ms"]), tiny(r["cost"])) for r in rows)
     return Figure("links", "Links between stages", _links_say(rows, places), data, frame, legend, head, table, named)
-
-
-def _part(at: list[int], names: list[str], values: list[float], color: list[str], words: str, shape: str) -> JSON:
-    trace = bars(at, values, color, text=names, textposition="none", hovertemplate=f"%{{text}}: {words} %{{x:.3~g}} ms<extra></extra>")
-    trace["marker"] = filled(color, shape)
-    return trace
 
 
 def _links_say(rows: list[JSON], places: Places) -> tuple[str, ...]:

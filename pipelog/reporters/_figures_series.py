@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from pipelog._text import count, digits, percent, seconds
 from pipelog.findings import Status
@@ -52,13 +53,14 @@ def _step_says(report: Report, places: Places) -> tuple[str, ...]:
     text = f"The median over {count(known['n'], 'step')} is {seconds(known['median'] * 1e9)}{high}"
     status = next((o.status for o in report.outcomes if o.name == "throughput-drop"), None)
     judged = "; no lasting change" if status is Status.CLEAR else "; too few to tell a lasting change" if status is Status.NOT_APPLICABLE else ""
-    first = " The first interval holds warm-up." if known.get("source") != "trace" else ""
+    first = " The first interval, which holds warm-up, is left out of it." if known.get("source") != "trace" else ""
     return (f"{text}{judged}.{first}",)
 
 
 def _step_axis(steps: list[int]) -> JSON:
-    """Whole steps; each of a few is named."""
-    few = {"tickvals": steps} if len(steps) <= 12 else {"nticks": 12}
+    """Whole steps; each of a few is named, where they do not stand too close."""
+    apart = min((b - a for a, b in pairwise(steps)), default=1) * 14 > steps[-1] - steps[0]
+    few = {"tickvals": steps} if len(steps) <= 12 and apart else {"nticks": 12}
     return axis("step", tickformat=",d", **few)
 
 
@@ -93,15 +95,31 @@ def _change_label(place: Place) -> JSON:
 
 def _line(steps: list[int], values: list[float | None], hover: str) -> JSON:
     few = len(steps) <= 80
+    x, y = _apart(steps, values)
     return {
         "type": "scatter",
         "mode": "lines+markers" if few else "lines",
-        "x": steps,
-        "y": values,
+        "x": x,
+        "y": y,
         "line": {"color": DARK, "width": 1.8},
         "marker": {"color": DARK, "size": 6 if few else 3, "line": {"color": PAPER, "width": 1}},
         "hovertemplate": f"{hover}<extra></extra>",
     }
+
+
+def _apart(steps: list[int], values: list[float | None]) -> tuple[list[int | None], list[float | None]]:
+    """The line is broken where many steps are missing: nobody saw what was between."""
+    gaps = sorted(b - a for a, b in pairwise(steps))
+    usual = gaps[len(gaps) // 2] if gaps else 0
+    out_steps: list[int | None] = []
+    out_values: list[float | None] = []
+    for step, before, value in zip(steps, [None, *steps], values, strict=False):
+        if before is not None and step - before > 10 * usual:
+            out_steps.append(None)
+            out_values.append(None)
+        out_steps.append(step)
+        out_values.append(value)
+    return out_steps, out_values
 
 
 _NUMBERS = {
@@ -148,7 +166,7 @@ def _number(name: str, series: JSON, places: Places) -> Figure:
     frame = layout(
         230,
         x=_step_axis(steps),
-        y=axis(grid=True, nticks=6) | ({"type": "log", "dtick": _decades(finite), "exponentformat": "power"} if logarithmic else {}),
+        y=axis(grid=True, nticks=6) | ({"type": "log", "dtick": _decades(finite), "tickformat": "~s"} if logarithmic else {}),
         above=unit,
         shapes=[_span(p) for p in named if p.finding.where.steps],
     )
@@ -209,4 +227,4 @@ def _moves(title: str, values: list[float]) -> str:
 
 
 def _short(value: float) -> str:
-    return digits(value) if 0.01 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
+    return digits(value) if 0.01 <= abs(value) < 1e9 or value == 0 else f"{value:.3g}"

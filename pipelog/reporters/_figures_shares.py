@@ -10,6 +10,7 @@ from pipelog.reporters._figures import (
     DARK,
     LIGHT,
     MIDDLE,
+    MOST_ROWS,
     PALE,
     PAPER,
     TRACK,
@@ -23,6 +24,7 @@ from pipelog.reporters._figures import (
     stage_axis,
     ticks,
     tone,
+    upright,
 )
 from pipelog.reporters._places import Places, stages
 
@@ -104,8 +106,9 @@ def _split(
         )
         keys.append(Key(color, name, percent(part["share"]), means, related, _SHAPES.get(shape, "solid")))
     frame = layout(
-        86,
-        x=axis(unit, range=[0, 100], tickvals=[0, 20, 40, 60, 80, 100]),
+        104,
+        above=unit,
+        x=axis(range=[0, 100], tickvals=[0, 20, 40, 60, 80, 100]),
         y=axis(showticklabels=False, range=[-0.5, 0.5], showline=False),
         barmode="stack",
         bargap=0,
@@ -136,6 +139,8 @@ def shares(report: Report, places: Places) -> Figure | None:
         barmode="stack",
         bargap=0.3,
     )
+    if len(rows) > MOST_ROWS:
+        data, frame = upright(data, frame, "stage")
     table = tuple((str(r["stage"]), percent(r["compute"]), percent(r["recompute"]), percent(r["idle"])) for r in rows)
     return Figure(
         "stages",
@@ -196,6 +201,8 @@ def peers(report: Report, places: Places) -> Figure | None:
         *([Key(AMBER, "named by a finding")] if slow else []),
         Key(DARK, "lower median of the ranks of that stage", shape="tick"),
     )
+    if len(rows) > MOST_ROWS:
+        data, frame = upright(data, frame, "rank")
     says = places.titles("straggler-rank") or (
         "Ranks that do the same work take about the same time: no one holds the others up in the gradient reduction.",
     )

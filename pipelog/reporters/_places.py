@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,5 +55,14 @@ def stages(places: Iterable[Place]) -> set[int]:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+    """With a capital and a full stop, and no number parted from its unit."""
+    whole = kept(text)
+    return f"{whole[:1].upper()}{whole[1:]}{'' if whole.endswith(('.', '!', '?')) else '.'}" if whole else ""
+
+
+_NUMBER = re.compile(r"(\d) (?=(?:[mµn]?s|[KMGT]?i?B|min|h)\b|%)")
+
+
+def kept(text: str) -> str:
+    """*text* whose numbers stay on the line of their units."""
+    return _NUMBER.sub("\\1\N{NO-BREAK SPACE}", text)

@@ -61,18 +61,23 @@ def _deed(advice: Advice, place: Place) -> Deed:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the input that shows something, and the finding it belongs to."""
+    """A line of the input that shows something, the finding it belongs to, and what stands instead of a text (events of traces have none)."""
 
     evidence: Evidence
     place: Place | None = None
+    instead: str = ""
 
 
 def proof(report: Report, places: Places, most: int = 6) -> list[Line]:
     """The lines that prove the verdict: those of the failure, else the first of each finding that is more than information."""
     if report.failure and report.failure["evidence"]:
         return [Line(evidence(e)) for e in report.failure["evidence"]][:most]
-    loud = [p for p in places.every if p.finding.severity is not Severity.INFO]
-    return [Line(e, p) for p in loud for e in p.finding.evidence[:2]][:most]
+    out = []
+    for place in places.every:
+        if place.finding.severity is not Severity.INFO:
+            found = place.finding.evidence
+            out += [Line(e, place) for e in found if e.text][:2] or [Line(e, place, place.finding.title) for e in found[:1]]
+    return out[:most]
 
 
 def evidence(given: JSON) -> Evidence:

@@ -25,7 +25,7 @@ from pipelog.reporters._figures_places import devices, links, memory
 from pipelog.reporters._figures_series import constants, numerics, step_time
 from pipelog.reporters._figures_shares import peers, phase, shares, step
 from pipelog.reporters._figures_timeline import timeline
-from pipelog.reporters._places import Places, placed, sentence
+from pipelog.reporters._places import Places, kept, placed, sentence
 from pipelog.reporters._plotly import library, source
 from pipelog.reporters.verdict import verdict
 
@@ -128,7 +128,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"sentence": sentence, "percent": percent, "short": _short, "color": _variable, "evidence": words.evidence}
+    made.filters |= {"sentence": sentence, "kept": kept, "percent": percent, "short": _short, "color": _variable, "evidence": words.evidence}
     made.globals |= {"page": details.page, "where": _where, "count": count, "asset": _asset, "palette": _palette, "at": _at, "label": label}
     return made
 

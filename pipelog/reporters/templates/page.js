@@ -15,9 +15,19 @@
 
   const copied = (figure, dark) => (dark ? colored(figure) : structuredClone(figure));
 
+  const narrowed = (data, layout) => {
+    for (const trace of data) if (trace.textposition === "inside") delete trace.text;
+    const axis = layout.xaxis;
+    if (axis.nticks) axis.nticks = 5;
+    const names = axis.ticktext ?? axis.tickvals ?? [];
+    const step = Math.ceil(names.length / 7);
+    const keep = names.map((name, i) => i % step === 0 || String(name).startsWith("▲"));
+    for (const part of ["tickvals", "ticktext"]) if (axis[part]) axis[part] = axis[part].filter((_, i) => keep[i]);
+  };
+
   const draw = (plot, dark, width) => {
     const { data, layout } = copied(given.figures[plot.dataset.figure], dark);
-    if (plot.clientWidth < 520 && layout.xaxis.nticks) layout.xaxis.nticks = 5;
+    if ((width || plot.clientWidth) < 520) narrowed(data, layout);
     if (width) layout.width = width;
     return window.Plotly.react(plot, data, layout, config);
   };
