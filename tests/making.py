@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import pipelog.detectors
 import pipelog.parsers
 import pipelog.tables
 from pipelog.events import EVENTS, Events, Input, conform
@@ -19,8 +20,8 @@ from pipelog.reading.traces import read_trace
 from pipelog.registry import load
 from pipelog.tables import Tables
 
-load(pipelog.tables)
-load(pipelog.parsers)
+for package in (pipelog.tables, pipelog.parsers, pipelog.detectors):
+    load(package)
 
 MS = 1_000_000
 LOG = "train.log"

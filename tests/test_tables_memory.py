@@ -1,0 +1,150 @@
+"""Memory of ranks and stages beside what 1F1B lets one expect, on the figures of a real 64-GPU job (R09) and on made-up ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelog.diagnosis import run_one
+from pipelog.findings import DETECTORS, Outcome, Status
+from pipelog.tables import CannotTell
+from pipelog.tables.memory import StageMemory
+from tests.making import Row, fact, tables, topology_map
+
+MIB = 2**20
+R09 = [19961.1, 17461.9, 17189.9, 16917.9, 16645.9, 16373.9, 16101.9, 15829.9, 15557.9, *[15446.8] * 6, 18175.4]
+"""max allocated of R09's stages after iteration 1, MiB: slope 272.0 a stage, floor from stage 9 on, embedding at both ends."""
+R09_PARAMS = [917.8e6, *[805.6e6] * 14, 909.4e6]
+
+
+def report(rank: int, mib: float, step: int = 1, name: str = "max_allocated", **more: Any) -> Row:
+    return {"kind": "memory", "name": name, "rank": rank, "step": step, "bytes": round(mib * MIB), **more}
+
+
+def job(peaks: list[float], m: int | None, tp: int = 1, params: list[float] | None = None) -> list[Row]:
+    """One report of every rank of a pipeline whose stages peak like this."""
+    rows = topology_map(len(peaks), 1, tp)
+    rows += [] if m is None else [fact("config.micro_batches", m)]
+    rows += [report(s * tp + t, peak) for s, peak in enumerate(peaks) for t in range(tp)]
+    return rows + [{"kind": "stage", "name": "params", "stage": s, "value": n} for s, n in enumerate(params or [])]
+
+
+def found(rows: list[Row]) -> StageMemory:
+    made: StageMemory = tables(rows)["stage_memory"]
+    return made
+
+
+def expected(made: StageMemory) -> list[float | None]:
+    return [None if v != v else round(v / MIB, 1) for v in made.per_stage["expected_bytes"]]  # noqa: PLR0124
+
+
+def judged(rows: list[Row]) -> Outcome:
+    return run_one(DETECTORS["PL301"], tables(rows), {})
+
+
+def test_the_1f1b_profile_of_a_real_job() -> None:
+    """base = 17,461.9 - 15 x 272; stage s holds 16 - s; the floor is the optimizer step's peak; the ends have 112.2 M and 103.8 M parameters more."""
+    made = found(job(R09, 256, tp=4, params=R09_PARAMS))
+    assert made.slope_bytes == pytest.approx(272 * MIB, rel=1e-6)
+    want = [max(15446.8, 17461.9 - 15 * 272 + 272 * (16 - s)) for s in range(16)]
+    want[0] += (917.8e6 - 805.6e6) * 16 / MIB
+    want[15] += (909.4e6 - 805.6e6) * 16 / MIB
+    assert expected(made) == pytest.approx(want, abs=0.1)
+    assert expected(made)[9:15] == [15446.8] * 6
+    assert made.per_stage["peak_bytes"].tolist() == [round(v * MIB) for v in R09]
+
+
+def test_a_real_job_is_explained() -> None:
+    assert judged(job(R09, 256, tp=4, params=R09_PARAMS)).status is Status.CLEAR
+
+
+@pytest.mark.parametrize("stage", range(16))
+def test_an_injected_ballast_is_found_on_its_stage(stage: int) -> None:
+    peaks = [v + (6000 if s == stage else 0) for s, v in enumerate(R09)]
+    outcome = judged(job(peaks, 256, tp=4, params=R09_PARAMS))
+    assert [f.where.stages for f in outcome.findings] == [(stage,)]
+    assert outcome.findings[0].where.ranks == tuple(range(4 * stage, 4 * stage + 4))
+
+
+def test_a_ballast_on_one_tensor_rank_is_that_rank_s() -> None:
+    rows = [{**row, "bytes": row["bytes"] + 4000 * MIB} if row.get("bytes") and row["rank"] == 22 else row for row in job(R09, 256, 4, R09_PARAMS)]
+    outcome = judged(rows)
+    assert [(f.where.ranks, f.where.stages) for f in outcome.findings] == [((22,), (5,))]
+
+
+def test_without_parameters_the_ends_are_held_to_the_schedule_alone() -> None:
+    made = found(job(R09, 256, tp=4))
+    assert expected(made)[0] == pytest.approx(17461.9 + 272, abs=0.1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(5, 12), st.integers(1, 24), st.integers(0, 500), st.integers(1000, 9000))
+def test_a_pipeline_as_1f1b_makes_it_is_met_exactly(p: int, m: int, slope: int, base: int) -> None:
+    """Peaks of base + slope x min(p - s, m): the expectation is the peak itself, wherever the schedule fills."""
+    peaks = [float(base + slope * min(p - s, m)) for s in range(p)]
+    made = found(job(peaks, m))
+    floor = peaks[p - 2]  # the last stage may hold less than the inner ones; the floor is the lowest inner stage's
+    assert expected(made) == pytest.approx([max(v, floor) for v in peaks], abs=0.11)
+
+
+def test_one_heavy_inner_stage_moves_the_expectation_of_no_other() -> None:
+    peaks = [1000.0 + 100 * (8 - s) for s in range(8)]
+    plain = expected(found(job(peaks, 16)))
+    heavy = expected(found(job([v + (3000 if s == 3 else 0) for s, v in enumerate(peaks)], 16)))
+    assert heavy == pytest.approx(plain, abs=60)
+
+
+def test_four_stages_have_no_slope() -> None:
+    """Two inner stages: nothing tells the activations from the rest, so the lower inner one is what the others are held to."""
+    made = found(job([1500.0, 1400.0, 1300.0, 1200.0], 8))
+    assert made.slope_bytes is None
+    assert expected(made) == [1300.0] * 4
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_below_four_stages_nothing_is_expected(p: int) -> None:
+    made = found(job([9000.0] + [1000.0] * (p - 1), 8))
+    assert made.reason is not None
+    assert "below four stages" in made.reason
+    assert expected(made) == [None] * p
+
+
+def test_stages_that_printed_nothing_leave_nothing_to_expect() -> None:
+    rows = [row for row in job(R09, 256) if row.get("rank") != 5 or row["kind"] != "memory"]
+    made = found(rows)
+    assert made.reason == "15 of 16 stages printed their memory"
+
+
+def test_no_report_at_all_says_what_would_show_it() -> None:
+    with pytest.raises(CannotTell, match="no rank printed its memory"):
+        found(topology_map(4))
+
+
+def test_the_peak_of_a_stage_is_that_of_its_fullest_rank_over_all_reports() -> None:
+    rows = [*topology_map(4, 2), report(0, 100, step=1), report(0, 300, step=2), report(1, 200, step=1), *(report(r, 50) for r in range(2, 8))]
+    made = found(rows)
+    row = made.per_stage.iloc[0]
+    assert (row["peak_bytes"], row["rank"]) == (300 * MIB, 0)
+    assert (row["file"], row["line"]) == ("train.log", len(topology_map(4, 2)) + 2)
+
+
+def test_the_report_without_a_rank_is_rank_0_s() -> None:
+    rows = [*topology_map(2), {k: v for k, v in report(0, 100).items() if k != "rank"}]
+    assert tables(rows)["memory"][["rank", "max_allocated"]].to_numpy().tolist() == [[0, 100 * MIB]]
+
+
+def test_one_row_a_report_with_its_four_figures() -> None:
+    names = ("allocated", "max_allocated", "reserved", "max_reserved")
+    rows = [*topology_map(2), *(report(1, 10.0 + i, name=n, file="train.log", line=50) for i, n in enumerate(names))]
+    row = tables(rows)["memory"].iloc[0]
+    assert [row[n] for n in names] == [(10 + i) * MIB for i in range(4)]
+    assert (row["rank"], row["stage"], row["step"], row["line"]) == (1, 1, 1, 50)
+
+
+def test_memory_of_a_trace_s_devices_is_no_report() -> None:
+    """`[memory]` events of a profiler trace show the allocator of some steps, not the peak since the start."""
+    rows = [*topology_map(2), report(0, 10.0), report(1, 99.0, device="gpu 1")]
+    assert tables(rows)["memory"]["rank"].tolist() == [0]
