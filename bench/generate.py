@@ -1,7 +1,7 @@
 """Inputs for the benchmarks: a mix of log lines, and a torch profiler trace of any size. Seeded, so every run makes the same bytes.
 
-    python bench/generate.py log FILE BYTES
-    python bench/generate.py trace FILE BYTES
+python bench/generate.py log FILE BYTES
+python bench/generate.py trace FILE BYTES
 """
 
 from __future__ import annotations

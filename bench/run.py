@@ -88,7 +88,9 @@ def traces(python: str | None, repeats: int) -> None:
     for _ in range(2):
         theirs.append(hta(python, path, repeats))
         ours.append(in_process("read_one", path, 3 * repeats)["seconds"])
-    print(f"trace load, hta/control.json.gz (109,123 events): pipelog {min(ours):.3f} s, HolisticTraceAnalysis 0.5.0 {min(theirs):.3f} s: {min(theirs) / min(ours):.1f} x")
+    print(
+        f"trace load, hta/control.json.gz (109,123 events): pipelog {min(ours):.3f} s, HolisticTraceAnalysis 0.5.0 {min(theirs):.3f} s: {min(theirs) / min(ours):.1f} x"
+    )
 
 
 def big_trace(folder: Path, size: int) -> None:
@@ -97,7 +99,9 @@ def big_trace(folder: Path, size: int) -> None:
     generate("trace", path, size)
     got = in_process("read_one", path, 1)
     mb = path.stat().st_size / 1e6
-    print(f"trace of {mb:,.0f} MB: {got['seconds']:.1f} s ({mb / got['seconds']:,.0f} MB/s), {got['rows']:,} rows, peak memory {got['peak_mb']:,.0f} MB")
+    print(
+        f"trace of {mb:,.0f} MB: {got['seconds']:.1f} s ({mb / got['seconds']:,.0f} MB/s), {got['rows']:,} rows, peak memory {got['peak_mb']:,.0f} MB"
+    )
     path.unlink()
 
 
@@ -130,9 +134,16 @@ def folder_of_ranks(folder: Path, ranks: int, size: int) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     for _ in range(2):
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "pipelog", "analyze", str(job), "-q", "-o", str(folder / "out.html")], check=True, env=environment, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "pipelog", "analyze", str(job), "-q", "-o", str(folder / "out.html")],
+            check=True,
+            env=environment,
+            capture_output=True,
+        )
         seconds.append(time.perf_counter() - begin)
-    print(f"folder of {ranks} logs and {ranks} traces, {total:,.0f} MB: report in {seconds[0]:.1f} s, again from the cache in {seconds[1]:.1f} s ({os.cpu_count()} cores)")
+    print(
+        f"folder of {ranks} logs and {ranks} traces, {total:,.0f} MB: report in {seconds[0]:.1f} s, again from the cache in {seconds[1]:.1f} s ({os.cpu_count()} cores)"
+    )
 
 
 def generate(kind: str, path: Path, size: int) -> None:

@@ -62,11 +62,17 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command()
 @_paths
-@click.option("--format", "formats", multiple=True, help="Output wanted, once for each: html, json, text. Only these are made then.", metavar="FORMAT")
+@click.option(
+    "--format", "formats", multiple=True, help="Output wanted, once for each: html, json, text. Only these are made then.", metavar="FORMAT"
+)
 @click.option("-o", "--output", metavar="FILE", help="Where to write: a file for one format, a folder/ for several, - for standard output.")
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with 1 where a finding is at least this severe.")
-@click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at, 0 first.  [default: the last that trained]")
-@click.option("--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set a threshold, as in PL201.limit=0.3; `pipelog rules` lists them.")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at, 0 first.  [default: the last that trained]"
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set a threshold, as in PL201.limit=0.3; `pipelog rules` lists them."
+)
 @_reading
 def analyze(
     paths: tuple[str, ...],
@@ -214,7 +220,9 @@ def _csv(table: Any, output: str) -> None:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.csv as pc  # noqa: PLC0415
 
-    plain = pa.table({n: table.column(n).cast(pa.string()) if pa.types.is_dictionary(table.column(n).type) else table.column(n) for n in table.column_names})
+    plain = pa.table(
+        {n: table.column(n).cast(pa.string()) if pa.types.is_dictionary(table.column(n).type) else table.column(n) for n in table.column_names}
+    )
     pc.write_csv(plain, output)
 
 

@@ -1,4 +1,4 @@
-"""What a parser of log lines is written against: `@records`, `@block`, `Records`, `Block`.
+r"""What a parser of log lines is written against: `@records`, `@block`, `Records`, `Block`.
 
 A rank's output mixes formats and glues lines together, so not lines but *marks* open records. A parser names the literal
 its record begins with; one scan finds all marks of all parsers; a record runs from its mark to the next mark, `\\r` or end of
@@ -7,7 +7,7 @@ host and time; a parser may ask for fields of its own in the head.
 
 There is no loop, no `try` and no unit arithmetic in a record parser:
 
-    @records("deepspeed-steps", mark="steps: ", pattern=r"^steps: (?P<step>\\d+) loss: (?P<loss>\\S+) iter time \\(s\\): (?P<s>[\\d.]+)")
+    @records("deepspeed-steps", mark="steps: ", pattern=r"^steps: (?P<step>\d+) loss: (?P<loss>\S+) iter time \(s\): (?P<s>[\d.]+)")
     def steps(found: Records) -> Iterator[Rows]:
         yield found.rows("step", "deepspeed", step=found.int("step"), dur_ns=found.seconds("s"))
 
@@ -16,6 +16,7 @@ What is rare or spans lines (configuration blocks, tables) is a block, where a p
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -154,9 +155,9 @@ class Records:
         sizes = pa.array([_UNITS.get(u) for u in self.groups[unit].to_pylist()], pa.float64())
         return _integers(pc.multiply(self.float(name), sizes))
 
-    def scaled(self, name: str, factor: float) -> pa.Array:
+    def scaled(self, name: str, factor: builtins.float) -> pa.Array:
         """A group times *factor*, rounded to int64; null where that is no finite number."""
-        return _integers(pc.multiply(self.float(name), float(factor)))
+        return _integers(pc.multiply(self.float(name), builtins.float(factor)))
 
     def where(self, mask: pa.Array) -> Records:
         """The records where *mask* is true."""
@@ -185,12 +186,13 @@ class Records:
         out: dict[str, Any] = dict(self.columns)
         for key, value in {"kind": kind, "name": name, **columns}.items():
             if isinstance(value, str):
-                value = constant(value, WORD, n)
+                out[key] = constant(value, WORD, n)
             elif not isinstance(value, pa.Array | pa.ChunkedArray):
-                value = pa.repeat(pa.scalar(value), n)
+                out[key] = pa.repeat(pa.scalar(value), n)
             elif key == "rank":  # what the record says of itself, else what its head says
-                value = pc.coalesce(pc.cast(value, pa.int32()), self.columns["rank"])
-            out[key] = value
+                out[key] = pc.coalesce(pc.cast(value, pa.int32()), self.columns["rank"])
+            else:
+                out[key] = value
         return pa.table(out)
 
     def _number(self, name: str, dtype: pa.DataType) -> pa.Array:

@@ -8,7 +8,7 @@ DeepSpeed runs 1F1B with a flush (PipeDream-Flush) and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,40 +88,41 @@ def replay(forward: np.ndarray, backward: np.ndarray, delays: Delays | None = No
     """
     *lead, p, m = forward.shape
     given = delays or Delays()
-    d = {f.name: np.broadcast_to(getattr(given, f.name), (*lead, p - 1 if "send" in f.name or f.name in ("activation", "grad") else p, m)) for f in fields(given)}
+    d: dict[str, Any] = {
+        f.name: np.broadcast_to(getattr(given, f.name), (*lead, p - 1 if "send" in f.name or f.name in ("activation", "grad") else p, m))
+        for f in fields(given)
+    }
     free = [np.zeros(lead) for _ in range(p)]
     activation, grad = np.zeros((*lead, p, m)), np.zeros((*lead, p, m))  # when they have arrived
     begin, last = np.full(lead, np.inf), np.zeros(lead)
+    work = {(step, s): found for s in range(p) for step in range(2 * (m + p - 1)) if (found := _work_at(step, s, p, m))}
+    nothing: tuple[str, int] = ("", 0)
     for step in range(2 * (m + p - 1)):
-        now = [_work_at(step, s, p, m) for s in range(p)]
-        before = [_work_at(step - 1, s, p, m) for s in range(p)]
+        now = [work.get((step, s), nothing) for s in range(p)]
+        before = [work.get((step - 1, s), nothing) for s in range(p)]
         for s in range(1, p):  # SendGrad
-            if before[s] and before[s][0] == "backward":
-                k = before[s][1]
+            kind, k = before[s]
+            if kind == "backward":
                 free[s] = free[s] + d["before_send_grad"][..., s - 1, k]
                 grad[..., s - 1, k] = free[s] + d["grad"][..., s - 1, k]
-        for s in range(p):  # RecvGrad, SendActivation
-            got = free[s]
-            if now[s] and now[s][0] == "backward" and s < p - 1:
-                got = np.maximum(got, grad[..., s, now[s][1]])
-            if before[s] and before[s][0] == "forward" and s < p - 1:
-                k = before[s][1]
+        for s in range(p - 1):  # RecvGrad, SendActivation
+            got = np.maximum(free[s], grad[..., s, now[s][1]]) if now[s][0] == "backward" else free[s]
+            kind, k = before[s]
+            if kind == "forward":
                 leave = (got if receive_first else free[s]) + d["before_send_activation"][..., s, k]
                 activation[..., s + 1, k] = leave + d["activation"][..., s, k]
                 got = np.maximum(got, leave)
             free[s] = got
         for s in range(p):  # RecvActivation, LoadMicroBatch, ForwardPass; BackwardPass
-            if now[s] is None:
-                continue
             kind, k = now[s]
             if kind == "forward":
                 start = np.maximum(free[s], activation[..., s, k]) + d["load"][..., s, k] + d["before_forward"][..., s, k]
                 begin = np.minimum(begin, start)
                 free[s] = start + forward[..., s, k]
-            else:
+            elif kind == "backward":
                 free[s] = free[s] + d["before_backward"][..., s, k] + backward[..., s, k]
                 last = np.maximum(last, free[s])
-    return last - begin
+    return np.asarray(last - begin)
 
 
 def _work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:

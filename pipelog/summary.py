@@ -83,7 +83,13 @@ def _run(tables: Tables) -> JSON:
         "lost_steps": lost,
         "lost_s": round(lost * step, 3) if lost is not None and step is not None else None,
         "attempts": [
-            {"index": e.attempt, "status": e.status, "first_step": spans.get(e.attempt, (None, None))[0], "last_step": spans.get(e.attempt, (None, None))[1], "category": e.category}
+            {
+                "index": e.attempt,
+                "status": e.status,
+                "first_step": spans.get(e.attempt, (None, None))[0],
+                "last_step": spans.get(e.attempt, (None, None))[1],
+                "category": e.category,
+            }
             for e in endings
         ],
     }
@@ -175,13 +181,21 @@ def _topology(topology: Topology) -> JSON:
         "dp": topology.dp,
         "tp": topology.tp,
         "ranks": [
-            {"rank": int(r["rank"]), "stage": _int(r["stage"]), "dp": _int(r["replica"]), "tp": _int(r["tensor"]), "host": r["host"] if isinstance(r["host"], str) else None}
+            {
+                "rank": int(r["rank"]),
+                "stage": _int(r["stage"]),
+                "dp": _int(r["replica"]),
+                "tp": _int(r["tensor"]),
+                "host": r["host"] if isinstance(r["host"], str) else None,
+            }
             for r in ranks.to_dict("records")
         ],
         "stages": [
             {
                 "stage": int(s["stage"]),
-                "layers": [int(s["first_layer"]), int(s["first_layer"]) + int(s["layers"])] if pd.notna(s["first_layer"]) and pd.notna(s["layers"]) else None,
+                "layers": [int(s["first_layer"]), int(s["first_layer"]) + int(s["layers"])]
+                if pd.notna(s["first_layer"]) and pd.notna(s["layers"])
+                else None,
                 "params": _int(s["params"]),
             }
             for s in stages.to_dict("records")
@@ -289,7 +303,11 @@ def _memory(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
     return {
         "skew": skew,
         "per_stage": [
-            {"stage": int(r["stage"]), "peak_bytes": int(r["peak_bytes"]), "expected_bytes": int(r["expected_bytes"]) if pd.notna(r["expected_bytes"]) else None}
+            {
+                "stage": int(r["stage"]),
+                "peak_bytes": int(r["peak_bytes"]),
+                "expected_bytes": int(r["expected_bytes"]) if pd.notna(r["expected_bytes"]) else None,
+            }
             for r in rows.to_dict("records")
         ],
         "verdict": verdict,
@@ -322,7 +340,9 @@ def _failure(ending: Ending, run: JSON) -> JSON | None:
         "step": run["last_step"],
         "evidence": [{"file": ending.file, "line": ending.line, "text": ending.text}],
         "consequences": [],
-        "missing": [] if ending.category else ["who failed first and why is not analyzed by this version; the line named is where the end shows first"],
+        "missing": []
+        if ending.category
+        else ["who failed first and why is not analyzed by this version; the line named is where the end shows first"],
         "advice": [],
     }
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from pipelog.registry import Registry
 
-
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -81,7 +80,7 @@ class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 _OTHERS = tuple(msgspec.defstruct(f"Phase_{phase}", [], gc=False, tag_field="ph", tag=phase) for phase in "MsftCBEbenPNODSTpFRcvVaI")
 """Phases of the Trace Event format that hold nothing kept here: flows, metadata, counters, begin and end."""
 
-AnyEvent = Union[(TraceEvent, InstantEvent, *_OTHERS)]  # type: ignore[valid-type]  # noqa: UP007
+AnyEvent = Union[(TraceEvent, InstantEvent, *_OTHERS)]  # type: ignore[valid-type]
 
 NO_ARGS = TraceArgs()
 
@@ -99,7 +98,7 @@ class Slice:
 
     def dur_ns(self) -> np.ndarray:
         """Duration in ns; absent and negative ones (unfinished events) count as 0."""
-        return np.maximum(nanoseconds([e.dur for e in self.events]), 0)
+        return np.asarray(np.maximum(nanoseconds([e.dur for e in self.events]), 0))
 
     def args(self) -> list[TraceArgs]:
         """The arguments of each event."""
@@ -151,9 +150,9 @@ def nanoseconds(values: list[Any]) -> np.ndarray:
     """Microseconds as the file has them → integer ns. Exact below 2**43 us, where a double still tells single ns."""
     array = np.array(values)
     if array.dtype.kind == "i":
-        return array * 1000
+        return np.asarray(array * 1000)
     if array.dtype.kind == "f":
-        return np.rint(np.nan_to_num(array) * 1000).astype(np.int64)
+        return np.asarray(np.rint(np.nan_to_num(array) * 1000), np.int64)
     return np.fromiter((_one_nanosecond(v) for v in values), np.int64, len(values))
 
 

@@ -94,7 +94,7 @@ def write(line: Pipeline, folder: Path) -> list[Path]:
             origin = 10_000.0 + step * length + offset
             host = origin - 450
             events.append(_x("user_annotation", f"ProfilerStep#{step + 3}", origin - 500, length - 20, 1))
-            for what, k, begin, end in steps[stage]:
+            for what, _, begin, end in steps[stage]:
                 correlation += 1
                 at = origin + begin
                 host += 30  # the host runs ahead of the device, one instruction after another

@@ -57,7 +57,11 @@ def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:
     hosts = list(dict.fromkeys(h for h in topology.ranks["host"] if isinstance(h, str)))
     names = [hosts[n] for n in missing if n < len(hosts)] if len(hosts) == nodes else []
     per_node = (topology.world_size or 0) // nodes
-    ranks = topology.ranks[topology.ranks["host"].isin(names)]["rank"].tolist() if names else [r for n in missing for r in range(n * per_node, (n + 1) * per_node)]
+    ranks = (
+        topology.ranks[topology.ranks["host"].isin(names)]["rank"].tolist()
+        if names
+        else [r for n in missing for r in range(n * per_node, (n + 1) * per_node)]
+    )
     yield Finding(
         "PL001",
         "missing-ranks",

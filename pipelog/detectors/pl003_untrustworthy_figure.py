@@ -38,7 +38,9 @@ def untrustworthy_figure(
     yield from _untimed(tables, config, untimed)
 
 
-def _figure(title: str, rows: pd.DataFrame, instead: str, *, severity: Severity = Severity.WARNING, confidence: Confidence = Confidence.HIGH) -> Finding:
+def _figure(
+    title: str, rows: pd.DataFrame, instead: str, *, severity: Severity = Severity.WARNING, confidence: Confidence = Confidence.HIGH
+) -> Finding:
     steps = rows["step"].dropna() if "step" in rows else pd.Series(dtype="int64")
     where = Where(steps=(int(steps.min()), int(steps.max()))) if len(steps) else Where()
     return Finding("PL003", "untrustworthy-figure", title, severity, confidence, where, cite(rows), (Advice(instead),))
@@ -65,8 +67,8 @@ def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
         )
         return
     tail = _same_tail(norm)
-    moved = loss[loss["step"].isin(tail["step"])]["value"].nunique() > 1
-    if len(tail) >= lines and moved and norm["value"].nunique() > 1:
+    moved = _varies(loss[loss["step"].isin(tail["step"])]["value"])
+    if len(tail) >= lines and moved and _varies(norm["value"]):
         yield _figure(
             f"the gradient norm stands at {tail['value'].iloc[0]:g} on the last {len(tail)} lines while the loss moves: it is not updated when steps are skipped",
             tail,
@@ -148,7 +150,11 @@ def _untimed(tables: Tables, config: Config, limit: float) -> Iterator[Finding]:
     covered = sum((used[n].fillna(0) for n in names if n in used), start=pd.Series(0.0, index=used.index))
     share = float((1 - covered / used["iter_ns"]).median())
     if share > limit:
-        reason = "memory_breakdown is on and slows what lies outside the timers" if config.memory_breakdown else "reductions, the loss broadcast or work outside the timers"
+        reason = (
+            "memory_breakdown is on and slows what lies outside the timers"
+            if config.memory_breakdown
+            else "reductions, the loss broadcast or work outside the timers"
+        )
         yield _figure(
             f"rank 0's timers cover {percent(1 - share)} of iter time; the rest is in no timer ({reason})",
             used,
@@ -156,3 +162,7 @@ def _untimed(tables: Tables, config: Config, limit: float) -> Iterator[Finding]:
             severity=Severity.WARNING if config.memory_breakdown else Severity.INFO,
             confidence=Confidence.MEDIUM,
         )
+
+
+def _varies(values: pd.Series) -> bool:
+    return bool(values.min() != values.max())

@@ -89,7 +89,9 @@ def _advice(topology: Topology, config: Config, split: Breakdown | None, *, expl
         if split.phase[worst] > split.phase["fill-drain"] / 2 and worst != "other":
             advice.append(Advice(f"remove the largest avoidable part first: {_PARTS[worst]}", f"up to {percent(split.phase[worst])} of the phase"))
     elif not explained and m:
-        advice.append(Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from"))
+        advice.append(
+            Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
+        )
     if m and micro and micro > 1:
         now, then = ideal_bubble(p, m), ideal_bubble(p, 2 * m)
         advice.append(

@@ -38,7 +38,11 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, *, lim
     evidence = tuple(Evidence(s.file, s.line) for s in (source, topology.said.get("pp")) if s is not None and s.file is not None)
     change = f"raise gradient_accumulation_steps from {m} to {enough} or more"
     micro = config.micro_batch_size
-    price = "with smaller micro-batches if the global batch is to stay" if micro and micro > 1 else "the global batch grows with it, which changes convergence"
+    price = (
+        "with smaller micro-batches if the global batch is to stay"
+        if micro and micro > 1
+        else "the global batch grows with it, which changes convergence"
+    )
     yield Finding(
         "PL102",
         "few-micro-batches",

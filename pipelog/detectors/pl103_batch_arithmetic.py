@@ -31,11 +31,11 @@ def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataF
     if len(refused):
         match = _ASSERTION.search(refused["text"].iloc[0])
         assert match is not None
-        train, micro, m, dp = (int(g) for g in match.groups())
+        a, b, c, d = (int(g) for g in match.groups())
         yield Finding(
             "PL103",
             "batch-arithmetic",
-            f"train batch {train} is not micro-batch {micro} x {m} accumulation steps x {dp} data-parallel replicas = {micro * m * dp}",
+            f"train batch {a} is not micro-batch {b} x {c} accumulation steps x {d} data-parallel replicas = {b * c * d}",
             Severity.WARNING,
             Confidence.HIGH,
             evidence=cite(refused),

@@ -48,7 +48,11 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
         Confidence.HIGH if len(after) >= 2 * least else Confidence.MEDIUM,
         Where(steps=(first, int(rows["step"].iloc[-1]))),
         cite(rows.iloc[[place, place - 1]]),
-        (Advice("compare hosts (clocks, temperature, other jobs) before and after that time; a profiler trace of each rank now shows which stage is slow"),),
+        (
+            Advice(
+                "compare hosts (clocks, temperature, other jobs) before and after that time; a profiler trace of each rank now shows which stage is slow"
+            ),
+        ),
         cost=1 - low / high,
     )
 

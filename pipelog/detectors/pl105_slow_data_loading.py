@@ -32,7 +32,10 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
     if passes is not None and len(passes):
         yield from _from_traces(passes, tables["stage_time"], limit)
         return
-    for name, column, whole, stage in (("timers", "batch_input_ns", "iter_ns", 0), ("megatron_timers", "batch-generator", "step_ns", (topology.pp or 1) - 1)):
+    for name, column, whole, stage in (
+        ("timers", "batch_input_ns", "iter_ns", 0),
+        ("megatron_timers", "batch-generator", "step_ns", (topology.pp or 1) - 1),
+    ):
         timers = tables[name]
         if column in timers:
             yield from _from_timers(timers, column, whole, stage, limit)
@@ -42,7 +45,9 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
 
 def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -> Iterator[Finding]:
     loads = passes[passes["instruction"] == "forward"]
-    each = loads.groupby(["step", "rank"]).agg(load_ns=("load_ns", "sum"), one_ns=("load_ns", "median"), file=("file", "first"), line=("line", "first"))
+    each = loads.groupby(["step", "rank"]).agg(
+        load_ns=("load_ns", "sum"), one_ns=("load_ns", "median"), file=("file", "first"), line=("line", "first")
+    )
     steps = stage_time.assign(step_ns=stage_time["step_end_ns"] - stage_time["step_start_ns"]).set_index(["step", "rank"])[["stage", "step_ns"]]
     each = each.join(steps, how="inner")
     each["share"] = each["load_ns"] / each["step_ns"]

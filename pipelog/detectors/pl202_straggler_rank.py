@@ -32,7 +32,7 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
     length = float((stage_time["step_end_ns"] - stage_time["step_start_ns"]).median())
     for rank, mine in peers.sort_values("step").groupby("rank"):
         slow = (mine["ratio"] > 1 + limit).to_numpy()
-        if not slow[-1] or slow.mean() < 0.5 and len(slow) > 2:
+        if not slow[-1] or (slow.mean() < 0.5 and len(slow) > 2):
             continue
         first = len(slow) - 1
         while first > 0 and slow[first - 1]:
@@ -48,7 +48,9 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
             f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
             Severity.WARNING if lost > 0.02 else Severity.INFO,
             Confidence.HIGH,
-            Where(ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
+            Where(
+                ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))
+            ),
             cite(late, by="ratio"),
             (Advice(f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow"),),
             cost=lost,

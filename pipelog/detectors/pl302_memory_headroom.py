@@ -51,5 +51,10 @@ def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame,
         Confidence.MEDIUM,
         Where(ranks=tuple(sorted(int(r) for r in full["rank"])), stages=tuple(sorted({int(s) for s in full["stage"].dropna()}))),
         tuple(evidence),
-        (Advice("checkpoint activations on the fullest stage, or halve the micro-batch and double the accumulation steps", "peak falls, step gets longer"),),
+        (
+            Advice(
+                "checkpoint activations on the fullest stage, or halve the micro-batch and double the accumulation steps",
+                "peak falls, step gets longer",
+            ),
+        ),
     )

@@ -27,7 +27,9 @@ from pipelog.tables.topology import Topology
 
 
 @detector("PL401", "communication-stall", needs=("tables", "topology"))
-def communication_stall(tables: Tables, topology: Topology, *, limit: float = 0.05, floor_ms: float = 2.0, collective: float = 0.15, spike: float = 1.5) -> Iterator[Finding]:
+def communication_stall(
+    tables: Tables, topology: Topology, *, limit: float = 0.05, floor_ms: float = 2.0, collective: float = 0.15, spike: float = 1.5
+) -> Iterator[Finding]:
     """One finding a link (both directions together), a kind of collective, or a run of spikes."""
     pp = topology.pp or 0
     links = tables.get("links") if pp > 1 else None
@@ -88,7 +90,9 @@ def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limi
             Where(links=((int(low), int(high)),), hosts=hosts if len(hosts) > 1 else (), steps=(int(worst["first_step"]), int(worst["last_step"]))),
             cite(mine, by="excess"),
             (
-                Advice(f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"),
+                Advice(
+                    f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"
+                ),
                 Advice(f"look at what stage {source} does between its work and its send: host-to-device copies, locks, Python garbage collection"),
             ),
             cost=float(both["cost"].sum()),
@@ -96,7 +100,9 @@ def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limi
 
 
 def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Iterator[Finding]:
-    typical = collectives.groupby("name").agg(own_ns=("own_ns", "median"), wait_ns=("wait_ns", "median"), share=("share", "median"), ranks=("ranks", "max"))
+    typical = collectives.groupby("name").agg(
+        own_ns=("own_ns", "median"), wait_ns=("wait_ns", "median"), share=("share", "median"), ranks=("ranks", "max")
+    )
     for name, row in typical[typical["share"] > limit].iterrows():
         steps = collectives[collectives["name"] == name]["step"]
         where = _rows_of(tables, str(name))
@@ -108,7 +114,11 @@ def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Ite
             Confidence.MEDIUM,
             Where(steps=(int(steps.min()), int(steps.max()))),
             where,
-            (Advice("check the network between the hosts of that group, its message sizes (bucket size) and its algorithm (NCCL_ALGO, NCCL_DEBUG=INFO)"),),
+            (
+                Advice(
+                    "check the network between the hosts of that group, its message sizes (bucket size) and its algorithm (NCCL_ALGO, NCCL_DEBUG=INFO)"
+                ),
+            ),
             cost=float(row["share"]),
         )
 

@@ -40,13 +40,17 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
     yield Finding(
         "PL601",
         "loss-nan",
-        f"{' and '.join(words)} from step {first} on ({count(rows['step'].nunique(), 'step')}{to_end})" if first != last else f"{' and '.join(words)} at step {first}",
+        f"{' and '.join(words)} from step {first} on ({count(rows['step'].nunique(), 'step')}{to_end})"
+        if first != last
+        else f"{' and '.join(words)} at step {first}",
         Severity.WARNING,
         Confidence.HIGH,
         Where(steps=(first, last)),
         cite(rows),
         (
-            Advice(f"resume from the last checkpoint before step {first}; save the batch of that step and run it alone with torch.autograd.detect_anomaly"),
+            Advice(
+                f"resume from the last checkpoint before step {first}; save the batch of that step and run it alone with torch.autograd.detect_anomaly"
+            ),
             Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
         ),
     )

@@ -18,9 +18,7 @@ import pyarrow as pa
 from pipelog.events import WORD, constant
 from pipelog.tracing import Slice, TraceArgs, integers, message_bytes, trace_events, words
 
-COMMUNICATION = re.compile(
-    r"nccl|rccl|oneccl|\bccl_|hcom_|hccl|cross_device_reduce|multimem_all_reduce|deep_ep::|nvshmem|mscclpp", re.IGNORECASE
-)
+COMMUNICATION = re.compile(r"nccl|rccl|oneccl|\bccl_|hcom_|hccl|cross_device_reduce|multimem_all_reduce|deep_ep::|nvshmem|mscclpp", re.IGNORECASE)
 """Names of communication kernels, in and outside the libraries (torch-traces.md section 10). Not anchored: `void rcclGenericKernel<…>`."""
 
 _NO_WORK = frozenset({"event_wait", "event_record"})
@@ -29,7 +27,7 @@ _COPIES = frozenset({"dma_request"})
 
 @trace_events("device-kernels", categories=("kernel", "hpu_op", "mtia_ccp_events", "collective_comm"))
 def kernels(found: Slice) -> pa.Table | None:
-    """kind `kernel`, `memcpy` (MTIA's dma_request) or `communication`, which the reader resolves."""
+    """Kind `kernel`, `memcpy` (MTIA's dma_request) or `communication`, which the reader resolves."""
     keep = [i for i, e in enumerate(found.events) if e.name not in _NO_WORK]
     found = found if len(keep) == len(found.events) else found.where(keep)
     kinds = ["communication" if e.cat == "collective_comm" else _kind(e.name) for e in found.events]
@@ -54,18 +52,18 @@ def _kind(name: Any) -> str:
 
 @trace_events("device-copies", categories=("gpu_memcpy",))
 def copies(found: Slice) -> pa.Table:
-    """kind `memcpy`, with its bytes."""
+    """Kind `memcpy`, with its bytes."""
     return pa.table(_device(found, constant("memcpy", WORD, len(found.events))) | {"bytes": integers([a.bytes for a in found.args()])})
 
 
 @trace_events("device-fills", categories=("gpu_memset",))
 def fills(found: Slice) -> pa.Table:
-    """kind `memset`, with its bytes."""
+    """Kind `memset`, with its bytes."""
     return pa.table(_device(found, constant("memset", WORD, len(found.events))) | {"bytes": integers([a.bytes for a in found.args()])})
 
 
 @trace_events("device-annotations", categories=("gpu_user_annotation",))
-def annotations(found: Slice) -> pa.Table | None:
+def device_annotations(found: Slice) -> pa.Table | None:
     """Ranges of communication calls as projected on a stream: they name the kernels inside. Not work, dropped at the end."""
     keep = [i for i, e in enumerate(found.events) if isinstance(e.name, str) and ":" in e.name and "::" not in e.name]
     found = found.where(keep)

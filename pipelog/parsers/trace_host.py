@@ -73,7 +73,7 @@ def operators(found: Slice) -> pa.Table:
 
 
 @trace_events("annotations", categories=("user_annotation",))
-def annotations(found: Slice) -> pa.Table | None:
+def host_annotations(found: Slice) -> pa.Table | None:
     """record_function ranges: steps, optimizer, data loading, gloo's waits, and whatever users add."""
     return _ranges(found, keep_others=True)
 
@@ -90,7 +90,7 @@ def allocations(found: Slice) -> pa.Table | None:
     """The allocator's totals: of each device the highest of the slice. Files of 2021 carry no totals and give none."""
     best: dict[tuple[str, str], tuple[int, int]] = {}
     for i, event in enumerate(found.events):
-        args = event.args
+        args: Any = event.args  # instant events carry InstantArgs
         if event.name != "[memory]" or args is None or not isinstance(args.total_allocated, int):
             continue
         device = "cpu" if args.device_type == 0 else f"gpu {args.device_id}"
@@ -113,7 +113,7 @@ def outermost(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np
     end = (start + duration)[order] - start.min()
     end += thread[order].astype(np.int64) * (int(end.max()) + 1)  # so that the running maximum begins anew at every thread
     before = np.concatenate(([-1], np.maximum.accumulate(end)[:-1]))
-    return order[end > before]
+    return np.asarray(order[end > before])
 
 
 def _thread_numbers(found: Slice) -> np.ndarray:
@@ -171,7 +171,9 @@ def _ranges(found: Slice, *, keep_others: bool = False) -> pa.Table | None:
     if not keep:
         return None
     rows = _host(found.where(keep), kinds, names)
-    sizes = [_dims_bytes(e.args) if k in ("send", "recv", "collective") else None for k, e in zip(kinds, (found.events[i] for i in keep), strict=True)]
+    sizes = [
+        _dims_bytes(e.args) if k in ("send", "recv", "collective") else None for k, e in zip(kinds, (found.events[i] for i in keep), strict=True)
+    ]
     return rows.append_column("value", pa.array(values, pa.float64())).append_column("bytes", pa.array(sizes, pa.int64()))
 
 

@@ -74,7 +74,7 @@ def _each(found: Sequence[Source], workers: int, *, cached: bool) -> Iterator[Ev
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="pipelog-") as folder, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         by_size = sorted(range(len(found)), key=lambda i: -found[i].bytes)  # the largest first, so that none is left for the end
-        futures = {i: pool.submit(_to_file, found[i], os.path.join(folder, f"{i}.arrow"), cached=cached) for i in by_size}
+        futures = {i: pool.submit(_to_file, found[i], f"{folder}/{i}.arrow", cached=cached) for i in by_size}
         for i in range(len(found)):
             yield _from_file(*futures[i].result())
 

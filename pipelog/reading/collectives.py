@@ -167,7 +167,7 @@ def _enclosing(file: _File, marks: np.ndarray, wanted: dict[int, int], operation
 
 
 def _by_call(file: _File, rows: np.ndarray, operation: list[str | None]) -> dict[int, int]:
-    """row of a kernel → row of the record_param_comms with its External id; fills in operations not yet known."""
+    """Row of a kernel → row of the record_param_comms with its External id; fills in operations not yet known."""
     table = file.table
     if "external" not in table.column_names or "own_rank" not in table.column_names:
         return {}
@@ -245,7 +245,7 @@ def _places(table: pa.Table) -> np.ndarray:
     for name in ("device", "stream"):
         encoded = table.column(name).combine_chunks().cast(pa.string()).dictionary_encode()
         codes.append(pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64))
-    return codes[0] * (int(codes[1].max()) + 2) + codes[1]
+    return np.asarray(codes[0] * (int(codes[1].max()) + 2) + codes[1])
 
 
 def _canonical(word: Any) -> str | None:

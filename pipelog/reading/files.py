@@ -73,7 +73,7 @@ def _walk(path: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
         return
     seen.add((info.st_dev, info.st_ino))
     try:
-        entries = sorted(os.listdir(path), key=_natural)
+        entries = sorted((entry.name for entry in os.scandir(path)), key=_natural)
     except OSError as error:
         yield path, _reason(error)
         return

@@ -46,7 +46,8 @@ def read_flight(source: Source) -> tuple[pa.Table, Input]:
     rank = rank_of_name(source.shown)
     if rank is None and (match := _LAST_NUMBER.search(source.shown)):
         rank = int(match.group(1))
-    groups = document.get("pg_config") if isinstance(document.get("pg_config"), dict) else {}
+    stated = document.get("pg_config")
+    groups: dict[str, Any] = stated if isinstance(stated, dict) else {}
     entries = [e for e in document.get("entries") or [] if isinstance(e, dict)]
     rows = _facts(groups) + [_entry(i, e) for i, e in enumerate(entries)]
     n = len(rows)

@@ -89,7 +89,7 @@ def prefix(sample: bytes) -> Prefix:
 
 
 def _role(lines: list[str]) -> list[tuple[str, str, float]]:
-    """torchrun's prefix with the role names of this file; `[rank3]:` is torch's own and names the global rank."""
+    """Torchrun's prefix with the role names of this file; `[rank3]:` is torch's own and names the global rank."""
     names = Counter(m.group(1) for m in map(_ROLE.match, lines) if m)
     roles = [re.escape(name) for name, count in names.items() if name.lower() != "rank" and count >= max(2, 0.02 * len(lines))]
     return [("role", rf"\[(?:{'|'.join(roles)})(?P<local>\d+)\]:", 0.05)] if roles else []

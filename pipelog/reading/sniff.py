@@ -65,7 +65,7 @@ def _head(source: Source) -> bytes:
 def _whole_json(text: bytes) -> bool:
     """Whether it looks like a JSON document and not like a log that begins with a bracket (`[2024-03-05 …`)."""
     second = text[1:].lstrip()[:1]
-    return text[:1] == b"{" and second in (b'"', b"}") or text[:1] == b"[" and second in (b"{", b"[", b'"', b"]")
+    return (text[:1] == b"{" and second in (b'"', b"}")) or (text[:1] == b"[" and second in (b"{", b"[", b'"', b"]"))
 
 
 def _binary(head: bytes) -> bool:

@@ -76,7 +76,7 @@ class Stream:
                     inflate = isal_zlib.decompressobj(zlib.MAX_WBITS | 16)
             if not inflate.eof:
                 self.trouble.append(Skipped(None, "the gzip data end in the middle: everything before was read"))
-        except (isal_zlib.error, zlib.error) as error:
+        except (isal_zlib.IsalError, zlib.error) as error:  # type: ignore[misc]  # the stubs do not know it
             self.trouble.append(Skipped(None, f"the gzip data are damaged ({error}): everything before was read"))
 
     def _unzstd(self) -> Iterator[bytes]:

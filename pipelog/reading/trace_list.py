@@ -5,6 +5,7 @@ A damaged event costs itself, a cut file its last event; both are listed with th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -127,11 +128,11 @@ def _last(body: bytearray, decoder: msgspec.json.Decoder[Any], state: EventList)
     """The slice that ends the list: what follows the `]` after its last event is the rest of the header."""
     first = _FIRST_KEY.search(body)
     if first is None or body[1:].lstrip().startswith(b"]"):  # an empty list
-        events, end = [], body.find(b"]")
+        end = body.find(b"]")
         if end < 0:
             raise ValueError("no event")
         state.tail = bytes(body[end + 1 :])
-        return events
+        return []
     begin = body.rfind(first.group(0))  # the last events may begin with another key: look on from here
     end = _closing(body, begin)
     if end < 0:
@@ -161,7 +162,7 @@ def _one_by_one(body: bytes, offset: int, decoder: msgspec.json.Decoder[Any], st
         return []
     borders = [m.start() for m in re.finditer(re.escape(first.group(0)), body)] + [len(body)]
     events: list[TraceEvent] = []
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in itertools.pairwise(borders):
         piece = body[begin:end]
         final = last and end == len(body)
         if final:
@@ -201,9 +202,10 @@ def _mend(piece: bytes, decoder: msgspec.json.Decoder[Any]) -> list[TraceEvent] 
     for attempt in (lambda p: p, _mend_text, _mend_values, _mend_quotes):
         piece = attempt(piece)
         try:
-            return decoder.decode(b"[%b]" % piece)
+            events: list[TraceEvent] = decoder.decode(b"[%b]" % piece)
         except (msgspec.MsgspecError, ValueError):
             continue
+        return events
     return None
 
 

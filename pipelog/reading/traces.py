@@ -193,9 +193,11 @@ def _facts(info: dict[str, Any], header: Header, source: Source, rank: int | Non
             rows.append((f"group.{group.get('pg_name')}", float(len(group["ranks"])), f"{group.get('pg_desc')}:{members}"))
     if isinstance(info.get("backend"), str):
         rows.append(("backend", None, info["backend"]))
-    for device in header.devices or []:
-        if isinstance(device.total_memory, int) and device.total_memory > 0 and isinstance(device.name, str):
-            rows.append((f"device.{device.id}.memory_bytes", float(device.total_memory), device.name))
+    rows += [
+        (f"device.{device.id}.memory_bytes", float(device.total_memory), device.name)
+        for device in header.devices or []
+        if isinstance(device.total_memory, int) and device.total_memory > 0 and isinstance(device.name, str)
+    ]
     n = len(rows)
     table = pa.table(
         {

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelog.events import Events
 from pipelog.registry import Registry
 
 
-class CannotTell(Exception):  # noqa: N818  (it is an answer, not an error)
+class CannotTell(Exception):
     """The data do not carry an answer; the text says which are missing and what would provide them."""
 
 
@@ -132,8 +131,3 @@ def merged(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def overlap_ns(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> int:
     """Time that two unions have in common, ns: |A| + |B| - |A u B|."""
     return union_ns(*a) + union_ns(*b) - union_ns(np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1])))
-
-
-def words_equal(events: pa.Table, column: str, word: str) -> np.ndarray:
-    """Where a column of words is *word*."""
-    return pc.fill_null(pc.equal(events.column(column).cast(pa.string()), word), False).to_numpy(zero_copy_only=False)

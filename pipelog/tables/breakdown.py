@@ -47,8 +47,8 @@ def passes(instructions: pd.DataFrame, topology: Topology) -> pd.DataFrame:
     """
     loading = {r for s in (0, (topology.pp or 1) - 1) for r in topology.ranks_of(s)}
     parts = []
-    for (rank, _), mine in instructions.groupby(["rank", "window"], sort=False):
-        mine = mine.sort_values("start_ns", kind="stable")
+    for (rank, _), unordered in instructions.groupby(["rank", "window"], sort=False):
+        mine = unordered.sort_values("start_ns", kind="stable")
         gap = (mine["start_ns"] - mine["end_ns"].cummax().shift(1)).clip(lower=0).fillna(0).to_numpy(dtype=float)
         kind = mine["instruction"].to_numpy()
         named = kind == "load_micro_batch"
@@ -59,8 +59,8 @@ def passes(instructions: pd.DataFrame, topology: Topology) -> pd.DataFrame:
         elif rank in loading:
             load = np.where(kind == "forward", gap, 0)
             gap = gap - load
-        mine = mine.assign(dur_ns=mine["end_ns"] - mine["start_ns"], gap_ns=gap, load_ns=load)
-        parts.append(mine[np.isin(kind, ("forward", "backward"))])
+        told = mine.assign(dur_ns=mine["end_ns"] - mine["start_ns"], gap_ns=gap, load_ns=load)
+        parts.append(told[np.isin(kind, ("forward", "backward"))])
     columns = ["rank", "window", "step", "instruction", "micro_batch", "dur_ns", "gap_ns", "load_ns", "file", "line"]
     return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
@@ -76,9 +76,15 @@ def durations(passes: pd.DataFrame, stage_time: pd.DataFrame, messages: pd.DataF
     for (step, replica), stages in whole.groupby(["step", "replica"]):
         ranks = stages.drop_duplicates("stage").set_index("stage")["rank"].reindex(range(p))
         m = int(stages["micro_batches"].min())
-        if ranks.isna().any() or m < 1 or stages["micro_batches"].nunique() > 1:
+        if ranks.isna().any() or m < 1 or stages["micro_batches"].max() != m:
             continue
-        one = Durations(int(step), int(replica), float(stages["phase_ns"].iloc[0]), *(np.zeros((p, m)) for _ in range(5)), *(np.zeros((p - 1, m)) for _ in range(4)))
+        one = Durations(
+            int(step),
+            int(replica),
+            float(stages["phase_ns"].iloc[0]),
+            *(np.zeros((p, m)) for _ in range(5)),
+            *(np.zeros((p - 1, m)) for _ in range(4)),
+        )
         mine = passes[(passes["step"] == step) | ((passes["step"] < 0) & (passes["window"] == step))]
         for stage, rank in ranks.items():
             of_rank = mine[mine["rank"] == rank]
@@ -200,7 +206,10 @@ def _of_step(stage_time: pd.DataFrame, host_traces: list[HostTrace]) -> dict[str
     for (step, replica), mine in whole.groupby(["step", "replica"]):
         begin, end = int(mine["step_start_ns"].min()), int(mine["step_end_ns"].max())
         first, length = int(mine["phase_start_ns"].iloc[0]), float(end - begin)
-        after = [_after(traces[int(r["rank"])], first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"])) for r in mine.to_dict("records")]
+        after = [
+            _after(traces[int(r["rank"])], first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
+            for r in mine.to_dict("records")
+        ]
         share = {"start-skew": (first - begin) / length, "pipeline": float(mine["phase_ns"].iloc[0]) / length}
         share |= {part: float(np.mean([a[part] for a in after])) / length for part in ("reduce", "optimizer", "loss-broadcast")}
         share["other"] = max(0.0, 1 - sum(share.values()))

@@ -101,7 +101,21 @@ def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
         receives.append(made[~made["sends"]].drop(columns="sends"))
     left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()
     right = pd.concat(receives, ignore_index=True) if receives else pd.DataFrame()
-    columns = ["step", "source", "target", "number", "bytes", "send_ns", "send_end_ns", "receive_ns", "receive_end_ns", "gap_ns", "on_device", "file", "line"]
+    columns = [
+        "step",
+        "source",
+        "target",
+        "number",
+        "bytes",
+        "send_ns",
+        "send_end_ns",
+        "receive_ns",
+        "receive_end_ns",
+        "gap_ns",
+        "on_device",
+        "file",
+        "line",
+    ]
     if not len(left) or not len(right):
         return pd.DataFrame({c: pd.Series(dtype="int64") for c in columns})
     for frame in (left, right):  # without step numbers the windows are counted
@@ -115,7 +129,7 @@ def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
 
 
 def _of_host(trace: HostTrace) -> pd.DataFrame:
-    """gloo's waits: from the call to the end of the wait."""
+    """Gloo's waits: from the call to the end of the wait."""
     places = np.flatnonzero(np.isin(trace.kind, ("send", "recv")))
     call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
     rows = {"window": trace.window_of(trace.start[places]), "sends": trace.kind[places] == "send", "peer": trace.peer[places], "call_ns": call}
@@ -127,7 +141,12 @@ def _of_host(trace: HostTrace) -> pd.DataFrame:
 def _of_device(trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
     """Send and receive kernels; the step is that of their launch."""
     places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
-    rows = {"window": trace.window_of(device.launch[places]), "sends": device.group[places] == SEND, "peer": device.peer[places], "call_ns": device.start[places]}
+    rows = {
+        "window": trace.window_of(device.launch[places]),
+        "sends": device.group[places] == SEND,
+        "peer": device.peer[places],
+        "call_ns": device.start[places],
+    }
     rows |= {"end_ns": device.end[places], "gap_ns": device.idle_before(places), "bytes": device.size[places], "line": device.line[places]}
     found = pd.DataFrame(rows)
     return found[found["window"] >= 0]

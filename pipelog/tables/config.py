@@ -115,7 +115,7 @@ def _precision(facts: pd.DataFrame) -> str | None:
 
 
 def _count(known: Config, instructions: pd.DataFrame) -> None:
-    """m from the traces: forward passes of a rank in a step, where all recorded ranks and steps agree."""
+    """M from the traces: forward passes of a rank in a step, where all recorded ranks and steps agree."""
     forward = instructions[instructions["instruction"] == "forward"]
     counts = forward.groupby(["rank", "window"]).size().unique() if len(forward) else []
     if len(counts) == 1:

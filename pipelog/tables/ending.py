@@ -51,7 +51,11 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
     traceback after the last step; the user's script says it is done; the planned number of steps is reached. Else incomplete.
     """
     order = {i.path: n for n, i in enumerate(inputs)}
-    found = frame(rows, ("end", "message", "process", "step", "iteration"), ("kind", "name", "attempt", "step", "value", "host", "file", "line", "text", "start_ns"))
+    found = frame(
+        rows,
+        ("end", "message", "process", "step", "iteration"),
+        ("kind", "name", "attempt", "step", "value", "host", "file", "line", "text", "start_ns"),
+    )
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
     return [_of_attempt(n, found[found["attempt"] == n], last=n == attempts.count - 1) for n in range(attempts.count)]
@@ -121,7 +125,7 @@ def _before(rows: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
 
 def _ending(number: int, status: str, row: pd.Series, category: str | None = None) -> Ending:
     at = row["start_ns"]
-    host = (str(row["host"]),) if isinstance(row["host"], str) and row["name"] in ("slurm-node-failure",) else ()
+    host = (str(row["host"]),) if isinstance(row["host"], str) and row["name"] == "slurm-node-failure" else ()
     text = row["text"] if isinstance(row["text"], str) else None
     return Ending(number, status, category, str(row["file"]), int(row["line"]), text, None if pd.isna(at) else int(at), host)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -131,7 +132,7 @@ def _windows(kind: np.ndarray, start: np.ndarray, end: np.ndarray, value: np.nda
     ends = np.unique(end[kind == "optimizer_step"])
     if len(ends) > 1:
         borders = [first, *(int(e) for e in ends[:-1]), last]
-        return [(-1, a, b) for a, b in zip(borders, borders[1:], strict=False)]
+        return [(-1, a, b) for a, b in itertools.pairwise(borders)]
     return [(-1, first, last)]
 
 
@@ -228,7 +229,9 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     backwards = (trace.kind == "cpu_op") & np.fromiter((str(n).startswith(BACKWARD) for n in trace.name), bool, len(trace.name))
     calls = (trace.kind == "comm_call") & np.isin(trace.name, tuple(P2P_CALLS))
     waits = np.isin(trace.kind, ("send", "recv"))
-    use = (trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))) | backwards  # autograd has a thread of its own
+    use = (
+        trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))
+    ) | backwards  # autograd has a thread of its own
     if (waits & trace.main).any():
         use &= ~calls  # gloo: the wait is the message; on a device the call is all that the host sees of it
     elif not calls.any():
@@ -290,7 +293,7 @@ def _in_optimizer(trace: HostTrace, places: np.ndarray) -> np.ndarray:
         return np.zeros(len(places), bool)
     begins, ends = trace.start[marks], trace.end[marks]
     at = np.searchsorted(begins, trace.start[places], side="right") - 1
-    return (at >= 0) & (trace.start[places] < ends[np.maximum(at, 0)])
+    return np.asarray((at >= 0) & (trace.start[places] < ends[np.maximum(at, 0)]))
 
 
 def _forward_begins(trace: HostTrace, run: np.ndarray, following: float) -> int | None:

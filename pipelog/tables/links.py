@@ -108,9 +108,13 @@ def collectives(host_traces: list[HostTrace], topology: Topology) -> pd.DataFram
         raise CannotTell("no trace shows collectives")
     found = pd.DataFrame(rows, columns=["step", "rank", "name", "dur_ns", "step_ns"])
     found["number"] = found.groupby(["step", "rank", "name"]).cumcount()
-    each = found.groupby(["step", "name", "number"]).agg(ranks=("rank", "nunique"), own_ns=("dur_ns", "min"), longest=("dur_ns", "max"), step_ns=("step_ns", "max"))
+    each = found.groupby(["step", "name", "number"]).agg(
+        ranks=("rank", "nunique"), own_ns=("dur_ns", "min"), longest=("dur_ns", "max"), step_ns=("step_ns", "max")
+    )
     each = each[each["ranks"] > 1]
-    total = each.groupby(["step", "name"]).agg(ranks=("ranks", "max"), own_ns=("own_ns", "sum"), longest=("longest", "sum"), step_ns=("step_ns", "max"))
+    total = each.groupby(["step", "name"]).agg(
+        ranks=("ranks", "max"), own_ns=("own_ns", "sum"), longest=("longest", "sum"), step_ns=("step_ns", "max")
+    )
     total["wait_ns"] = total["longest"] - total["own_ns"]
     total["share"] = total["own_ns"] / total["step_ns"]
     return total.drop(columns="longest").reset_index()

@@ -59,7 +59,7 @@ def _of_window(
     heaviest = int(np.argmax(np.where(work, end - start, -1)))
     return {
         "step": number if number >= 0 else window,
-        "replica": 0 if pd.isna(replica) else int(replica),  # type: ignore[arg-type, call-overload]
+        "replica": 0 if pd.isna(replica) else int(replica),  # type: ignore[call-overload]
         "stage": stage,
         "rank": trace.rank,
         "busy_ns": union_ns(start[work], end[work]),
@@ -92,7 +92,11 @@ def _recomputed(trace: HostTrace, device: DeviceTrace | None, again: np.ndarray)
 
 def _phases(found: pd.DataFrame) -> pd.DataFrame:
     whole = found[found["complete"]].groupby(["step", "replica"]).agg(phase_start_ns=("start_ns", "min"), phase_end_ns=("end_ns", "max"))
-    first = found[~found["complete"] & (found["stage"] == 0)].groupby(["step", "replica"]).agg(phase_start_ns=("start_ns", "min"), phase_end_ns=("end_ns", "max"))
+    first = (
+        found[~found["complete"] & (found["stage"] == 0)]
+        .groupby(["step", "replica"])
+        .agg(phase_start_ns=("start_ns", "min"), phase_end_ns=("end_ns", "max"))
+    )
     phases = pd.concat([whole, first])
     found = found.join(phases, on=["step", "replica"])
     known = found["phase_start_ns"].notna() & (found["complete"] | (found["stage"] == 0))

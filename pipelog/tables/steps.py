@@ -53,7 +53,7 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame) -> Steps:
     gap = number.diff()
     first = config.steps_per_print if source == "deepspeed" and config.steps_per_print else None
     usual = gap.min() if len(gap) > 1 else np.nan
-    gap = gap.fillna(first if first else usual)
+    gap = gap.fillna(first or usual)
     if len(gap) and pd.notna(gap.iloc[0]) and gap.iloc[0] > number.iloc[0] > 0:
         gap.iloc[0] = number.iloc[0]
     resumed = facts.loc[facts["name"] == "resume.step", "value"].max()

@@ -42,20 +42,23 @@ class Topology:
 
     def stage_of(self, rank: int) -> int | None:
         """Stage of a global rank, null where not known."""
-        return self._of(rank, "stage")
+        found = self._of(rank, "stage")
+        return None if found is None else int(found)
 
     def host_of(self, rank: int) -> str | None:
         """Host of a global rank, null where not known."""
-        found = self.ranks.loc[self.ranks["rank"] == rank, "host"] if len(self.ranks) else []
-        return found.iloc[0] if len(found) and isinstance(found.iloc[0], str) else None
+        found = self._of(rank, "host")
+        return found if isinstance(found, str) else None
 
     def ranks_of(self, stage: int) -> list[int]:
         """Global ranks of a stage."""
         return self.ranks.loc[self.ranks["stage"] == stage, "rank"].astype(int).tolist() if len(self.ranks) else []
 
-    def _of(self, rank: int, column: str) -> int | None:
-        found = self.ranks.loc[self.ranks["rank"] == rank, column] if len(self.ranks) else []
-        return int(found.iloc[0]) if len(found) and not pd.isna(found.iloc[0]) else None
+    def _of(self, rank: int, column: str) -> Any:
+        if not len(self.ranks):
+            return None
+        found = self.ranks.loc[self.ranks["rank"] == rank, column].dropna()
+        return found.iloc[0] if len(found) else None
 
 
 FACT_ORDER = {  # quantity → names of facts that state it, most trusted first
@@ -131,7 +134,7 @@ def _from_places(shape: Topology, places: pd.DataFrame) -> None:
 
 
 def _from_messages(here: pa.Table) -> dict[int, int]:
-    """rank → stage from who receives from whom first in a step (traces alone): stage 0 sends before it receives, every other stage
+    """Rank → stage from who receives from whom first in a step (traces alone): stage 0 sends before it receives, every other stage
     first receives from the one before it. Empty where a rank of a chain was not recorded.
     """
     rows = frame(here, ("send", "recv", "profiler_step"), ("kind", "rank", "peer", "start_ns", "launch_ns")).dropna(subset=["rank"])
@@ -161,7 +164,7 @@ def _take_stages(shape: Topology, stage_of: dict[int, int]) -> None:
         return
     sizes = pd.Series(stage_of).value_counts()
     pp = len(sizes)
-    if sizes.nunique() != 1 or (shape.world_size and len(stage_of) != shape.world_size):
+    if sizes.min() != sizes.max() or (shape.world_size and len(stage_of) != shape.world_size):
         return
     shape.pp = pp
     shape.said["pp"] = Said(pp, None, None, "messages between the ranks' traces")
@@ -242,8 +245,8 @@ def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
     params = rows[rows["name"] == "params"].groupby("stage")["value"].max()
     ranges = rows[rows["name"] == "layer_range"].drop_duplicates("stage").set_index("stage")
     listed = rows[rows["name"] == "layers"].drop_duplicates("stage").set_index("stage")["value"]
-    for values, column in ((params, "params"), (listed, "layers")):
-        values = values[values.index < count].dropna()
+    for stated, column in ((params, "params"), (listed, "layers")):
+        values = stated[stated.index < count].dropna()
         stages.loc[values.index, column] = values.astype("int64")
     if len(ranges):
         ranges = ranges[ranges.index < count]
