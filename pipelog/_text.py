@@ -34,12 +34,12 @@ def digits(value: float) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """ "1 rank", "3 ranks"."""
+    """A number with its word: `1 rank`, `3 ranks`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def listed(items: Iterable[object], most: int = 6) -> str:
-    """ "1, 2 and 3"; long lists end in how many more there are; runs of numbers are written 0-15."""
+    """Words in a row: `1, 2 and 3`; long lists end in how many more there are; runs of numbers are written 0-15."""
     words = _runs(list(items))
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"

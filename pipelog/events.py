@@ -107,7 +107,10 @@ class Events:
         meta = table.schema.metadata or {}
         if meta.get(_VERSION_KEY) != _VERSION or _PARQUET_KEY not in meta:
             raise BadReport(f"{path}: a Parquet file, but not an event table of pipelog")
-        inputs = [Input(**{**item, "skipped": [Skipped(**s) for s in item["skipped"]]}) for item in json.loads(meta[_PARQUET_KEY])]
+        try:
+            inputs = [Input(**{**item, "skipped": [Skipped(**s) for s in item["skipped"]]}) for item in json.loads(meta[_PARQUET_KEY])]
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadReport(f"{path}: an event table whose list of inputs is damaged ({error})") from error
         return Events(conform(table), inputs)
 
 

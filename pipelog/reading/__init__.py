@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import pipelog.parsers
+from pipelog._text import seconds
 from pipelog.errors import BadReport, NoInput
 from pipelog.events import Events, Input, Skipped, conform, join
 from pipelog.reading import cache, sniff
@@ -22,6 +26,8 @@ from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
 from pipelog.reading.traces import read_trace
 from pipelog.registry import load
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -75,8 +81,11 @@ def _each(found: Sequence[Source], workers: int, *, cached: bool) -> Iterator[Ev
     with tempfile.TemporaryDirectory(prefix="pipelog-") as folder, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         by_size = sorted(range(len(found)), key=lambda i: -found[i].bytes)  # the largest first, so that none is left for the end
         futures = {i: pool.submit(_to_file, found[i], f"{folder}/{i}.arrow", cached=cached) for i in by_size}
-        for i in range(len(found)):
-            yield _from_file(*futures[i].result())
+        for i, source in enumerate(found):
+            try:
+                yield _from_file(*futures[i].result())
+            except BrokenProcessPool:  # a process was killed, most likely for its memory: one file at a time needs less
+                yield read_one(source, cached=cached)
 
 
 def _to_file(source: Source, path: str, *, cached: bool) -> tuple[str, list[Input]]:
@@ -102,8 +111,10 @@ def read_one(source: Source, *, cached: bool = False) -> Events:
         kind, why = sniff.kind(source)
         events = _read(source, kind, why)
     except OSError as error:
-        why = f"ignored, because it could not be read: {error.strerror or error}"
-        return Events(_nothing(), [Input(source.shown, "ignored", source.bytes, skipped=[Skipped(None, why)])])
+        return _ignored(source, f"it could not be read: {error.strerror or error}")
+    except Exception as error:  # one file must not cost the user the rest of the folder
+        log.debug("%s", source.shown, exc_info=True)
+        return _ignored(source, f"pipelog failed on it ({type(error).__name__}: {error}): please report this")
     if place is not None and kind in ("log", "trace"):
         cache.keep(place, events)
     return events
@@ -116,7 +127,7 @@ def _read(source: Source, kind: str, why: str | None) -> Events:
         except BadReport as error:
             kind, why = "ignored", f"ignored, because it is {error}"
     if kind == "ignored":
-        return Events(_nothing(), [Input(source.shown, "ignored", source.bytes, skipped=[Skipped(None, why or "ignored")])])
+        return _ignored(source, why or "its kind is not known")
     load(pipelog.parsers)
     table, given = _READERS[kind](source)
     return Events(table, [given])
@@ -128,12 +139,20 @@ def _whole_table(source: Source) -> Events:
     return Events(events.table, [Input(source.shown, "events", source.bytes, events.table.num_rows), *events.inputs])
 
 
+def _ignored(source: Source, why: str) -> Events:
+    why = why if why.startswith("ignored") else f"ignored, because {why}"  # sniff says it in full
+    return Events(_nothing(), [Input(source.shown, "ignored", source.bytes, skipped=[Skipped(None, why)])])
+
+
 def _nothing() -> pa.Table:
     return conform(pa.table({"line": pa.array([], pa.int64())}))
 
 
 def cite(events: Events, wanted: Iterable[tuple[str, int]], most: int = 400) -> dict[tuple[str, int], str]:
-    """The text of lines (file as shown, number), cut at *most* characters; what cannot be read again is left out."""
+    """The text of lines (file as shown, number), cut at *most* characters; what cannot be read again is left out.
+
+    An event of a trace has no text: its name, length and stream are told instead.
+    """
     from pipelog.reading.lines import texts  # noqa: PLC0415  (only reports cite)
 
     by_file: dict[str, set[int]] = {}
@@ -144,4 +163,18 @@ def cite(events: Events, wanted: Iterable[tuple[str, int]], most: int = 400) -> 
     for file, lines in by_file.items():
         if kinds.get(file) in ("log", "config", "monitor") and (path := events.roots.get(file)):
             out |= {(file, number): text for number, text in texts(Path(path), lines, most).items()}
+        elif kinds.get(file) == "trace":
+            out |= {(file, number): text[:most] for number, text in _traced(events.table, file, lines).items()}
+    return out
+
+
+def _traced(table: pa.Table, file: str, places: set[int]) -> dict[int, str]:
+    """Events of a trace by their place, in words."""
+    names = ("name", "dur_ns", "device", "stream", "line")
+    mine = table.select(["file", *names]).filter((pc.field("file") == file) & pc.field("line").isin(pa.array(sorted(places), pa.int64())))
+    out = {}
+    for row in mine.select(names).to_pylist():
+        where = " ".join(w for w in (row["device"], row["stream"]) if w)
+        length = "" if row["dur_ns"] is None else f", {seconds(row['dur_ns'])}"
+        out[row["line"]] = f"{row['name']}{length}{f' on {where}' if where else ''}"
     return out

@@ -85,7 +85,8 @@ def read_config(source: Source) -> tuple[pa.Table, Input]:
             break
     given = Input(source.shown, "config", source.bytes)
     reader = Reader(strict=False)
-    rows = [entry.row() for entry in reader.entries(_lines(_text(bytes(data[:_LARGEST]))))]
+    entries = reader.entries(_lines(_text(bytes(data[:_LARGEST]))))
+    rows = [entry.row() for entry in entries if entry.path != ("world_size",)]  # DeepSpeed's, printed, counts replicas; here it is somebody else's
     names = ("kind", "name", "value", "text", "line")
     columns = {name: pa.array([row[name] for row in rows], _plain(EVENTS.field(name).type)) for name in names}
     columns["file"] = constant(source.shown, EVENTS.field("file").type, len(rows))

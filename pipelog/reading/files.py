@@ -24,6 +24,7 @@ class Source:
     shown: str
     bytes: int
     modified_ns: int
+    named: bool = True  # given itself, not found in a folder
 
 
 def sources(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list[Input]]:
@@ -35,12 +36,12 @@ def sources(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list
     missing = [str(r) for r in roots if not os.path.lexists(r)]
     if missing:
         raise NoInput(f"no such file or folder: {', '.join(missing)}")
-    several = len(roots) > 1
+    together = _common(roots)
     seen: set[tuple[int, int]] = set()
     found: list[Source] = []
     refused: list[Input] = []
     for root in roots:
-        base = root.parent if several or not root.is_dir() else root
+        base = together or (root if root.is_dir() else root.parent)
         for path, trouble in _walk(root, seen):
             shown = _shown(path, base)
             if trouble:
@@ -55,30 +56,32 @@ def sources(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list
                 refused.append(Input(shown, "ignored", 0, skipped=[Skipped(None, "ignored, because it is no regular file")]))
             elif (info.st_dev, info.st_ino) not in seen:
                 seen.add((info.st_dev, info.st_ino))
-                found.append(Source(path, shown, info.st_size, info.st_mtime_ns))
+                found.append(Source(path, shown, info.st_size, info.st_mtime_ns, named=path == root))
     return found, refused
 
 
-def _walk(path: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
-    """(file, "") for each file below *path*, (place, reason) for what could not be entered."""
-    try:
-        info = path.stat()
-    except OSError as error:
-        yield path, _reason(error)
-        return
-    if not stat.S_ISDIR(info.st_mode):
-        yield path, ""
-        return
-    if (info.st_dev, info.st_ino) in seen:
-        return
-    seen.add((info.st_dev, info.st_ino))
-    try:
-        entries = sorted((entry.name for entry in os.scandir(path)), key=_natural)
-    except OSError as error:
-        yield path, _reason(error)
-        return
-    for name in entries:
-        yield from _walk(path / name, seen)
+def _common(roots: list[Path]) -> Path | None:
+    """The deepest folder that holds all of several roots, so that no two files are shown alike; null for a single one."""
+    if len(roots) < 2:
+        return None
+    absolute = [os.path.abspath(r) for r in roots]  # noqa: PTH100  (links stay what they are called)
+    return Path(os.path.commonpath([os.path.dirname(a) for a in absolute]))  # noqa: PTH120
+
+
+def _walk(root: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
+    """(file, "") for each file at or below *root*, (place, reason) for what could not be entered."""
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        try:
+            info = path.stat()
+            if not stat.S_ISDIR(info.st_mode):
+                yield path, ""
+            elif (info.st_dev, info.st_ino) not in seen:
+                seen.add((info.st_dev, info.st_ino))
+                waiting += [path / name for name in sorted(os.listdir(path), key=_natural, reverse=True)]  # noqa: PTH208
+        except OSError as error:
+            yield path, _reason(error)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -88,7 +91,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _shown(path: Path, base: Path) -> str:
     try:
-        shown = path.relative_to(base)
+        shown = (path if path.is_relative_to(base) else path.absolute()).relative_to(base)
     except ValueError:
         shown = path
     return PurePosixPath(shown).as_posix().encode("utf-8", "replace").decode()

@@ -26,7 +26,11 @@ def kind(source: Source) -> tuple[str, str | None]:
     if not head:
         return "ignored", "ignored, because it is empty"
     if head[:4] == b"PAR1":
-        return "events", None
+        return (
+            ("events", None)
+            if source.named
+            else ("ignored", "ignored, because it is a table that stands beside the files: give it by name to read it")
+        )
     for magic, what in _BINARY.items():
         if head.startswith(magic):
             return "ignored", f"ignored, because it is {what}"
@@ -42,14 +46,14 @@ def kind(source: Source) -> tuple[str, str | None]:
             return "config", None
         if _whole_json(text):
             return "ignored", "ignored, because it is JSON, but neither a trace nor a DeepSpeed configuration"
+    if text[:15].lower().startswith((b"<!doctype html", b"<html")):
+        return "ignored", "ignored, because it is an HTML page"
     if text.startswith(b"#!"):
         return "ignored", "ignored, because it is a script"
     if is_monitor(head):
         return "monitor", None
     if _binary(head):
-        return "ignored", "ignored, because it is binary" if not _events_file(
-            source
-        ) else "ignored, because it is a TensorBoard event file (its CSV twin is read)"
+        return "ignored", f"ignored, because it is {'a TensorBoard event file (its CSV twin is read)' if 'tfevents' in source.shown else 'binary'}"
     return "log", None
 
 
@@ -81,7 +85,3 @@ def _binary(head: bytes) -> bool:
         broken = sample.decode("utf-8", "replace").count("\ufffd")
     zeros = head.count(b"\0")
     return control > 0.02 * len(sample) or (broken > 0.1 * len(sample)) or (zeros > 0.3 * len(head) and b"\n" not in sample)
-
-
-def _events_file(source: Source) -> bool:
-    return "tfevents" in source.shown

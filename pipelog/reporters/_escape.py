@@ -35,8 +35,8 @@ def finalize(value: Any) -> Any:
 
 
 def label(text: str, most: int = 60) -> str:
-    """Text for a chart: one line, no longer than *most*, and nothing that plotly would take for a tag or an entity."""
-    line = " ".join(visible(text).split())
+    """Text for a chart: one line, no longer than *most*, and nothing that plotly would take for a tag, an entity or a place to fill in."""
+    line = " ".join(visible(str(text)).split()).replace("%{", "% {")
     return html.escape(line if len(line) <= most else line[: most - 1] + "…", quote=False)
 
 

@@ -11,7 +11,7 @@ from pipelog.findings import Severity
 from pipelog.report import JSON
 from pipelog.reporters._places import Place
 
-INK, MUTED, LINE, GRID, PAPER, TRACK = "#1b2129", "#57616d", "#b9c2cb", "#e4e8ec", "#ffffff", "#edf0f3"
+INK, MUTED, LINE, GRID, PAPER, TRACK, SOOT = "#1b2129", "#57616d", "#b9c2cb", "#e4e8ec", "#ffffff", "#edf0f3", "#11161b"
 DARK, MIDDLE, LIGHT, PALE = "#3f566d", "#7f96ac", "#aebccb", "#d3dce4"
 AMBER, AMBER_LIGHT, RED = "#c9770f", "#eebd76", "#c8372d"
 AT_NIGHT = {
@@ -26,10 +26,10 @@ AT_NIGHT = {
     LIGHT: "#526577",
     PALE: "#38444f",
     AMBER: "#e79a35",
-    AMBER_LIGHT: "#946022",
+    AMBER_LIGHT: "#7f5018",
     RED: "#f0776c",
 }
-"""Each colour of a figure in dark mode. Slate says what is measured; amber and red mark what a finding of that severity names."""
+"""Each colour of a figure in dark mode; soot stays as it is, for writing on amber. Slate says what is measured; amber and red mark what a finding of that severity names."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -87,7 +87,7 @@ def layout(height: int, *, x: JSON, y: JSON, above: str = "", **more: Any) -> JS
     }
     return {
         "height": height,
-        "margin": {"l": 4, "r": 12, "t": top, "b": 4, "pad": 0},
+        "margin": {"l": 4, "r": 12, "t": top, "b": 8, "pad": 0},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": FONT, "size": 12.5, "color": INK},

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pipelog._text import count, digits, percent, seconds
 from pipelog.findings import Status
 from pipelog.report import JSON, Report
-from pipelog.reporters._figures import AMBER, DARK, PAPER, RED, Figure, Key, axis, layout, tone
+from pipelog.reporters._figures import AMBER, DARK, INK, PAPER, RED, Figure, Key, axis, layout, tone
 from pipelog.reporters._places import Place, Places
 
 _SOURCES = {
@@ -89,7 +89,7 @@ def _change_label(place: Place) -> JSON:
         "xanchor": "left",
         "yanchor": "bottom",
         "xshift": 6,
-        "font": {"size": 12.5, "color": tone((place,))},
+        "font": {"size": 12.5, "color": INK},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipelog._text import digits, percent
 from pipelog.findings import Severity
 from pipelog.report import JSON, Report
+from pipelog.reporters._escape import label
 from pipelog.reporters._figures import (
     AMBER,
     DARK,
@@ -68,7 +69,7 @@ def step(report: Report, places: Places) -> Figure | None:
     if not outside:
         return None
     largest = max(outside, key=lambda p: float(p["share"]))
-    name = _STEP.get(largest["part"], (largest["part"],))[0]
+    name = _STEP[largest["part"]][0] if largest["part"] in _STEP else str(largest["part"])
     says = (f"Outside the pipeline phase the largest part is {name}, {percent(largest['share'])} of the step.",)
     return _split("step", "What the whole step is made of", says, "% of the step", parts, _STEP, places)
 
@@ -88,7 +89,7 @@ def _split(
         return None
     data, keys = [], []
     for part in shown:
-        name, means, color, rules = known.get(part["part"], (str(part["part"]), "", TRACK, ()))
+        name, means, color, rules = known.get(part["part"], (label(part["part"]), "", TRACK, ()))
         related = tuple(p for p in places.of(*rules) if p.finding.severity is not Severity.INFO)
         color = tone(related) if related else color
         shape = _PATTERNS.get(part["part"], "")

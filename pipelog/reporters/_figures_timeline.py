@@ -16,6 +16,7 @@ from pipelog.reporters._figures import (
     MIDDLE,
     PALE,
     PAPER,
+    SOOT,
     TRACK,
     Figure,
     Key,
@@ -49,6 +50,7 @@ _LOOK: dict[str, tuple[str, float, str, str]] = {
     "optimizer": (LIGHT, 0.46, "optimizer step", "."),
 }
 _AMBER = {"forward pass": AMBER_LIGHT, "backward pass": AMBER, "load": AMBER}
+_WRITING = {MIDDLE: SOOT, DARK: PAPER, AMBER_LIGHT: INK, AMBER: SOOT}
 _LABELLED = 700
 """Up to so many bars the passes carry the number of their micro-batch, where all of a kind are wide enough for it."""
 _NARROWEST = 1 / 58
@@ -124,9 +126,8 @@ def _trace(key: tuple[str, bool], items: list[tuple[int, str, int, float, float]
         "hovertemplate": f"stage %{{y}}: %{{customdata[0]}}%{{customdata[1]}}<br>%{{x:.2f}} {unit}, from %{{base:.1f}} {unit} on<extra></extra>",
     }
     if passes and least is not None and min(trace["x"]) >= least:
-        light = hot and group == "forward pass"
         trace |= {"text": [str(i[2]) if i[2] >= 0 else "" for i in items], "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-        trace["insidetextfont"] = {"size": 11, "color": INK if light else PAPER}
+        trace["insidetextfont"] = {"size": 11, "color": _WRITING[trace["marker"]["color"]]}
     return trace
 
 
