@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -26,16 +26,39 @@ _SEVERITIES = ("info", "warning", "error")
 class _Commands(click.Group):
     """Errors that the user can mend become one line and exit code 2."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the options that stand before the command."""
+        try:
+            return super().make_context(*args, **extra)
+        except click.UsageError as error:
+            _mend(error)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; PipelogError is caught here and nowhere else."""
         try:
             return super().invoke(ctx)
         except PipelogError as error:
-            click.echo(f"pipelog: {' '.join(str(error).split())}", err=True)
+            _say(str(error))
             ctx.exit(2)
+        except click.UsageError as error:
+            _mend(error)
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (the reader of the pipe has gone; nothing is left to say)
             ctx.exit(0)
+
+
+def _mend(error: click.UsageError) -> NoReturn:
+    """A wrong option or argument, in one line; a bare `pipelog` gets its help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        raise error
+    where = error.ctx.command_path if error.ctx else "pipelog"
+    _say(f"{error.format_message().rstrip('.')} (`{where} --help` lists what there is)")
+    sys.exit(2)
+
+
+def _say(text: str) -> None:
+    line = "".join(c if c.isprintable() else " " for c in text)  # names of files may hold anything
+    click.echo(f"pipelog: {' '.join(line.split())}", err=True)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -92,7 +115,7 @@ def analyze(
     """
     from pipelog.diagnosis import diagnose  # noqa: PLC0415  (keeps --help and completion fast)
 
-    wanted = _formats(formats)
+    wanted = _formats(formats) or _formats(_by_suffix(output))
     options = dict(_setting(s) for s in settings)
     name = _name(paths)
     events = _read(paths, jobs, cached=not no_cache, quiet=quiet)
@@ -112,6 +135,12 @@ def _formats(formats: tuple[str, ...]) -> list[str]:
     if unknown:
         raise BadOption(f"no format {unknown[0]!r}: there are {', '.join(sorted(_reporters()))}")
     return list(dict.fromkeys(wanted))
+
+
+def _by_suffix(output: str | None) -> tuple[str, ...]:
+    """`-o report.json` asks for JSON."""
+    suffix = Path(output or "").suffix
+    return tuple(name for name, r in _reporters().items() if r.suffix == suffix and name != "html")
 
 
 def _reporters() -> dict[str, Any]:
