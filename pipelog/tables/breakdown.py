@@ -201,13 +201,13 @@ def _of_step(stage_time: pd.DataFrame, host_traces: list[HostTrace]) -> dict[str
     steps. Collectives are counted outside the phase only, on whatever thread they wait.
     """
     whole = stage_time[stage_time["complete"]]
-    traces = {t.rank: t for t in host_traces}
+    traces = {t.file: t for t in host_traces}
     rows = []
     for (step, replica), mine in whole.groupby(["step", "replica"]):
         begin, end = int(mine["step_start_ns"].min()), int(mine["step_end_ns"].max())
         first, length = int(mine["phase_start_ns"].iloc[0]), float(end - begin)
         after = [
-            _after(traces[int(r["rank"])], first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
+            _after(traces[str(r["file"])], first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
             for r in mine.to_dict("records")
         ]
         share = {"start-skew": (first - begin) / length, "pipeline": float(mine["phase_ns"].iloc[0]) / length}

@@ -12,6 +12,9 @@ from pipelog.tables import table
 from pipelog.tables.device_work import RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
 
+_ANOTHER_RUN_NS = 3600 * 10**9
+"""Clocks an hour apart are no clocks: one of the traces is of another run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
@@ -30,7 +33,8 @@ def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
     """Ranks of one host share a clock. Others are tied by causality: a message is not received before it is sent.
 
     For clocks A and B with messages both ways the offset o of B lies in [max(send_B - end_A), min(end_B - send_A)]; the middle is
-    taken, half the width is the error (as in NTP). Pipelines send both ways over every edge: activations down, gradients up.
+    taken, half the width is the error (as in NTP). Pipelines send both ways over every edge: activations down, gradients up. Traces
+    that an offset of more than an hour would tie are of two runs and stay apart.
     """
     if not host_traces:
         return Clocks(None, {}, 0)
@@ -38,14 +42,13 @@ def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
     known = {first: 0}
     if len({t.clock for t in host_traces}) == 1:
         return Clocks(first, known, 0)
-    clock_of = {t.rank: t.clock for t in host_traces}
-    bounds = _bounds(_pairs(host_traces, device_traces), clock_of)
+    bounds = _bounds(_pairs(host_traces, device_traces))
     worst, queue = 0, deque([first])
     while queue:
         a = queue.popleft()
         for (x, b), upper in bounds.items():
             lower = bounds.get((b, x))
-            if x != a or b in known or lower is None or upper + lower < 0:
+            if x != a or b in known or lower is None or upper + lower < 0 or abs(upper - lower) > 2 * _ANOTHER_RUN_NS:
                 continue
             known[b] = known[a] + (upper - lower) // 2
             worst = max(worst, (upper + lower) // 2)
@@ -53,15 +56,10 @@ def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
     return Clocks(first, known, worst)
 
 
-def _bounds(pairs: pd.DataFrame, clock_of: dict[int, str]) -> dict[tuple[str, str], int]:
+def _bounds(pairs: pd.DataFrame) -> dict[tuple[str, str], int]:
     """(A, B) → min over messages from A to B of (end of the receive on B's clock - start of the send on A's)."""
-    bounds: dict[tuple[str, str], int] = {}
-    for (source, target), rows in pairs.groupby(["source", "target"]):
-        a, b = clock_of[int(source)], clock_of[int(target)]
-        if a != b:
-            least = int((rows["receive_end_ns"] - rows["send_ns"]).min())
-            bounds[a, b] = min(bounds.get((a, b), least), least)
-    return bounds
+    least = (pairs["receive_end_ns"] - pairs["send_ns"]).groupby([pairs["clock"], pairs["clock_r"]]).min()
+    return {(str(a), str(b)): int(value) for (a, b), value in least.items() if a != b}
 
 
 @table("messages", needs=("host_traces", "device_traces", "clocks"))
@@ -76,12 +74,9 @@ def messages(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]
     found = _pairs(host_traces, device_traces)
     if not len(found):
         return found.assign(transfer_ns=pd.Series(dtype="int64"))
-    clock_of = {t.rank: t.clock for t in host_traces}
-    offset = {rank: clocks.offset_ns.get(clock) for rank, clock in clock_of.items()}
-    tied = found["source"].map(offset).notna() & found["target"].map(offset).notna()
-    found = found[tied].copy()
-    for side, names in (("source", ("send_ns", "send_end_ns")), ("target", ("receive_ns", "receive_end_ns"))):
-        shift = found[side].map(offset).astype("int64")
+    found = found[found["clock"].isin(clocks.offset_ns) & found["clock_r"].isin(clocks.offset_ns)].copy()
+    for side, names in (("clock", ("send_ns", "send_end_ns")), ("clock_r", ("receive_ns", "receive_end_ns"))):
+        shift = found[side].map(clocks.offset_ns).astype("int64")
         for name in names:
             found[name] -= shift
     ready = np.maximum(found["send_ns"], found["receive_ns"])
@@ -95,7 +90,7 @@ def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
         device = device_traces.get(trace.file)
         on_device = device is not None and np.isin(device.group, (SEND, RECEIVE)).any()
         made = _of_device(trace, device) if device is not None and on_device else _of_host(trace)
-        made = made[made["peer"] >= 0].assign(rank=trace.rank, file=trace.file, on_device=bool(on_device))
+        made = made[made["peer"] >= 0].assign(rank=trace.rank, file=trace.file, clock=trace.clock, on_device=bool(on_device))
         made["step"] = [trace.windows[w][0] for w in made["window"]]
         sends.append(made[made["sends"]].drop(columns="sends"))
         receives.append(made[~made["sends"]].drop(columns="sends"))
@@ -113,6 +108,8 @@ def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
         "receive_end_ns",
         "gap_ns",
         "on_device",
+        "clock",
+        "clock_r",
         "file",
         "line",
     ]

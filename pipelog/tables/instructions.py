@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -48,7 +48,10 @@ _NO_COMPUTE = frozenset({"aten::detach", "detach", "aten::clone", "aten::to", "a
 
 @dataclass(frozen=True, slots=True)
 class HostTrace:
-    """The host's rows of one trace, as arrays in order of start. windows: (step, start, end), step -1 where it has no number."""
+    """The host's rows of one trace, as arrays in order of start. windows: (step, start, end), step -1 where it has no number.
+
+    Where a rank has several files, the windows of its earlier ones stand before the own ones, empty: a window's number is the rank's.
+    """
 
     file: str
     rank: int
@@ -85,7 +88,11 @@ _KINDS = (
 
 @table("host_traces", needs=("placed",))
 def host_traces(placed: pa.Table) -> list[HostTrace]:
-    """The host's side of every trace whose rank is known, with its step windows: ProfilerStep, else between optimizer steps, else all."""
+    """The host's side of every trace whose rank is known, with its step windows: ProfilerStep, else between optimizer steps, else all.
+
+    A rank may have several files, one a cycle of the profiler's schedule. A copy of a file counts once. A folder may hold two runs: of
+    windows of one step on one clock that do not overlap in time the latest counts, since no rank is a whole step ahead of another.
+    """
     rows = of_kind(placed, *_KINDS)
     rows = rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("device").cast(pa.string()), "cpu"), False))
     if not rows.num_rows:
@@ -112,7 +119,28 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
                 _windows(kind, start, end, value[mine]),
             )
         )  # fmt: skip
-    return out
+    return _apart(out)
+
+
+def _apart(traces: list[HostTrace]) -> list[HostTrace]:
+    """Without copies and windows of an earlier run, and with windows that are numbered over all files of a rank."""
+    latest: dict[tuple[str, int], int] = {}
+    for trace in traces:
+        for step, begin, _ in trace.windows:
+            latest[trace.clock, step] = max(begin, latest.get((trace.clock, step), begin))
+    kept: dict[str, HostTrace] = {}
+    seen: set[tuple[int, ...]] = set()
+    before: dict[int, int] = {}
+    for trace in sorted(traces, key=lambda t: int(t.start[0])):
+        content = (trace.rank, int(trace.start[0]), int(trace.end.max()), len(trace.start))
+        own = [w for w in trace.windows if w[0] < 0 or w[2] > latest[trace.clock, w[0]]]
+        if content in seen or not own:
+            continue
+        seen.add(content)
+        empty = [(-1, own[0][1], own[0][1])] * before.get(trace.rank, 0)
+        before[trace.rank] = len(empty) + len(own)
+        kept[trace.file] = replace(trace, windows=[*empty, *own])
+    return [kept[t.file] for t in traces if t.file in kept]
 
 
 def _main_thread(kind: np.ndarray, thread: np.ndarray) -> str:

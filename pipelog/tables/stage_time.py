@@ -26,10 +26,10 @@ def stage_time(
     """
     if not len(instructions):
         raise CannotTell("no trace shows the passes of a stage: record torch profiler traces of every rank (CPU activities, with_stack=True is best)")
-    traces = {t.rank: t for t in host_traces}
+    traces = {t.file: t for t in host_traces}
     rows = []
     for (rank, window), mine in instructions.groupby(["rank", "window"], sort=True):
-        trace = traces[int(rank)]
+        trace = traces[mine["file"].iloc[0]]
         shift = clocks.offset_ns.get(trace.clock)
         place = topology.ranks[topology.ranks["rank"] == rank] if len(topology.ranks) else topology.ranks
         if not len(place) or pd.isna(place["stage"].iloc[0]):
