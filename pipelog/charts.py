@@ -15,6 +15,9 @@ _MOST_POINTS = 1500
 _MOST_BARS = 6000
 _MOST_BINS = 400
 _MOST_PEERS = 64
+_LEAST_LATE_NS = 1_000_000
+_LEAST_LOAD_NS = 2_000_000
+"""A shorter wait for the batch is not drawn: it is the usual gap before a pass."""
 
 
 def data(tables: Tables) -> dict[str, Any]:
@@ -67,7 +70,35 @@ def _timeline(tables: Tables) -> dict[str, Any] | None:
     rows = rows[rows["replica"] == replica].drop_duplicates("stage").sort_values("stage")
     phase = rows["phase_ns"].dropna()
     head = {"step": step, "replica": replica, "phase_ms": float(phase.iloc[0]) / 1e6 if len(phase) else None}
-    return head | _bars(tables["instructions"], rows, step)
+    made = _bars(_with_loads(tables["instructions"], tables["passes"]), rows, step)
+    if "bin_ms" not in made:
+        _add_late_sends(made["rows"], tables["messages"], step, int(rows["start_ns"].min()))
+    return head | made
+
+
+def _add_late_sends(rows: list[dict[str, Any]], messages: pd.DataFrame, step: int, origin: int) -> None:
+    """Add to each row, as `late_send`, idle times of the sender right before a call that lie far beyond the usual."""
+    if not len(messages):
+        return
+    usual = float(messages["gap_ns"].median())
+    late = messages[(messages["step"] == step) & (messages["gap_ns"] > 3 * usual) & (messages["gap_ns"] > usual + _LEAST_LATE_NS)]
+    for row in rows:
+        mine = late[late["source"] == row["rank"]]
+        row["items"] += [
+            ["late_send", -1, round((send - gap - origin) / 1e6, 4), round(gap / 1e6, 4)]
+            for send, gap in zip(mine["send_ns"], mine["gap_ns"], strict=True)
+        ]
+
+
+def _with_loads(instructions: pd.DataFrame, passes: pd.DataFrame) -> pd.DataFrame:
+    """The instructions, and where the trace does not name the loads, the time to get the batch before each forward pass that had any."""
+    if (instructions["instruction"] == "load_micro_batch").any():
+        return instructions
+    keys = ["rank", "window", "step", "micro_batch"]
+    forward = instructions[instructions["instruction"] == "forward"]
+    late = forward.merge(passes[(passes["instruction"] == "forward") & (passes["load_ns"] > _LEAST_LOAD_NS)][[*keys, "load_ns"]], on=keys)
+    late = late.assign(instruction="load_micro_batch", end_ns=late["start_ns"], start_ns=late["start_ns"] - late["load_ns"])
+    return pd.concat([instructions, late[instructions.columns]], ignore_index=True)
 
 
 def _bars(instructions: pd.DataFrame, rows: pd.DataFrame, step: int) -> dict[str, Any]:
