@@ -114,6 +114,7 @@ def axis(title: str = "", *, grid: bool = False, **more: Any) -> JSON:
         "linecolor": LINE,
         "ticks": "",
         "automargin": True,
+        "separatethousands": True,
         "fixedrange": True,
         **more,
     }

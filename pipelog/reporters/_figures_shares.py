@@ -56,10 +56,9 @@ _LEAST = 0.0005
 
 def phase(report: Report, places: Places) -> Figure | None:
     """The pipeline phase of all stages, split into its parts."""
-    says = ("Compute is what the pipeline is for; everything to the right of it is a price. Amber parts have a finding.",)
-    return _split(
-        "phase", "What the pipeline phase is made of", says, "% of stages × pipeline phase", report.metrics["phase_breakdown"], _PHASE, places
-    )
+    parts = report.metrics["phase_breakdown"]
+    says = ("Compute is what the pipeline is for; everything to the right of it is a price, and where it is amber a finding says why.",)
+    return _split("phase", "What the pipeline phase is made of", says, "% of stages × pipeline phase", parts, _PHASE, places)
 
 
 def step(report: Report, places: Places) -> Figure | None:

@@ -27,11 +27,14 @@ from pipelog.reporters._figures import (
 )
 from pipelog.reporters._places import Place, Places, stages
 
-_NAMED = ("stage-imbalance", "straggler-rank", "slow-data-loading", "communication-stall")
+_SLOW = ("stage-imbalance", "straggler-rank")
+_LATE = ("slow-data-loading",)
+_STALLED = ("communication-stall",)
 _KINDS = {
     "forward": ("forward pass", "forward"),
     "backward": ("backward pass", "backward"),
     "load_micro_batch": ("load", "load a micro-batch"),
+    "late_send": ("late", "idle before a late send"),
     "send": ("message", "send"),
     "send_activation": ("message", "send activations"),
     "send_grad": ("message", "send gradients"),
@@ -46,10 +49,11 @@ _LOOK: dict[str, tuple[str, float, str, str]] = {
     "forward pass": (MIDDLE, 0.72, "forward pass", ""),
     "backward pass": (DARK, 0.72, "backward pass", ""),
     "load": (LIGHT, 0.46, "load a micro-batch", "/"),
+    "late": (LIGHT, 0.46, "idle right before a late send", "\\"),
     "reduce": (LIGHT, 0.46, "reduce gradients", "x"),
     "optimizer": (LIGHT, 0.46, "optimizer step", "."),
 }
-_AMBER = {"forward pass": AMBER_LIGHT, "backward pass": AMBER, "load": AMBER}
+_AMBER = {"forward pass": AMBER_LIGHT, "backward pass": AMBER, "load": AMBER, "late": AMBER}
 _WRITING = {MIDDLE: SOOT, DARK: PAPER, AMBER_LIGHT: INK, AMBER: SOOT}
 _LABELLED = 700
 """Up to so many bars the passes carry the number of their micro-batch, where all of a kind are wide enough for it."""
@@ -61,14 +65,13 @@ def timeline(report: Report, places: Places) -> Figure | None:
     step = report.charts.get("timeline")
     if not step or not step["rows"]:
         return None
-    named = tuple(p for p in places.of(*_NAMED) if p.finding.name != "communication-stall")
-    marked = stages(named)
+    marked = stages(places.of(*_SLOW, *_LATE))
     binned = "bin_ms" in step
     unit, scale = ("s", 1000.0) if (step["phase_ms"] or 0) >= 10_000 else ("ms", 1.0)
-    data = _bins(step, scale) if binned else _passes(step, marked, named, scale, unit)
+    data = _bins(step, scale) if binned else _passes(step, places, scale, unit)
     ids = [row["stage"] for row in step["rows"]]
     frame = layout(
-        64 + len(ids) * (44 if len(ids) <= 6 else 30 if len(ids) <= 16 else 14),
+        64 + len(ids) * (44 if len(ids) <= 6 else 30 if len(ids) <= 16 else 11),
         x=axis(f"{unit} from the first forward pass", range=_reach(step, scale), nticks=12),
         y=stage_axis(ids, marked),
         barmode="overlay",
@@ -85,7 +88,7 @@ def timeline(report: Report, places: Places) -> Figure | None:
         _legend(data, binned=binned),
         ("Stage", "Rank", "Passes", "First pass begins", "Last pass ends"),
         tuple(_row(row) for row in step["rows"]) if not binned else (),
-        places.of(*_NAMED),
+        places.of(*_SLOW, *_LATE, *_STALLED),
     )
 
 
@@ -93,19 +96,28 @@ def _replica(report: Report, step: JSON) -> str:
     return f", replica {step['replica']}" if (report.topology.get("dp") or 1) > 1 else ""
 
 
-def _passes(step: JSON, marked: set[int], named: tuple[Place, ...], scale: float, unit: str) -> list[JSON]:
-    """One trace a kind, those of the marked stages in amber."""
-    ranks = {r for p in named if p.finding.name == "straggler-rank" for r in p.finding.where.ranks}
+def _passes(step: JSON, places: Places, scale: float, unit: str) -> list[JSON]:
+    """One trace a kind; in amber the passes of stages and ranks that are slow, and the loads of those whose data are late."""
+    slow, late = _ranks(step, places.of(*_SLOW)), _ranks(step, places.of(*_LATE))
+    linked = {s for p in places.of(*_STALLED) for pair in p.finding.where.links for s in pair}
+    stalled = {row["rank"] for row in step["rows"] if row["stage"] in linked}
     least = (step["phase_ms"] or 0.0) / scale * _NARROWEST if sum(len(row["items"]) for row in step["rows"]) <= _LABELLED else None
     found: dict[tuple[str, bool], list[tuple[int, str, int, float, float]]] = {}
     for row in step["rows"]:
-        hot = row["stage"] in marked and (not ranks or row["rank"] in ranks)
         for kind, micro_batch, begin, length in row["items"]:
             if kind in _KINDS:
                 group, words = _KINDS[kind]
-                found.setdefault((group, hot and group in _AMBER), []).append((row["stage"], words, micro_batch, begin / scale, length / scale))
+                hot = row["rank"] in {"load": late, "late": stalled}.get(group, slow) and group in _AMBER
+                found.setdefault((group, hot), []).append((row["stage"], words, micro_batch, begin / scale, length / scale))
     order = [(group, hot) for group in _LOOK for hot in (False, True)]
     return [_trace(key, found[key], unit, least) for key in order if key in found]
+
+
+def _ranks(step: JSON, named: tuple[Place, ...]) -> set[int]:
+    """The ranks of the picture that these findings speak of: those they name, else all of the stages they name."""
+    found = {r for p in named for r in p.finding.where.ranks}
+    of_stages = stages(p for p in named if not p.finding.where.ranks)
+    return {row["rank"] for row in step["rows"] if row["rank"] in found or row["stage"] in of_stages}
 
 
 def _trace(key: tuple[str, bool], items: list[tuple[int, str, int, float, float]], unit: str, least: float | None) -> JSON:
@@ -172,13 +184,19 @@ def _legend(data: list[JSON], *, binned: bool) -> tuple[Key, ...]:
     if binned:
         return (Key(DARK, "busy with forward and backward passes"), Key(TRACK, "idle"))
     keys = [Key(t["marker"]["color"], t["name"], shape=_shape(t)) for t in data]
-    order = sorted(keys, key=lambda k: k.name.startswith(("message", "load", "reduce", "optimizer")))
+    order = sorted(keys, key=lambda k: k.name.startswith(("message", "load", "reduce", "optimizer", "idle")))
     return (*order, Key(PAPER, "idle", shape="empty"))
 
 
 def _shape(trace: JSON) -> str:
     lines = trace["marker"].get("pattern")
-    return "thin" if trace["width"] < 0.3 else {"/": "hatched", "x": "crossed", ".": "dotted"}[lines["shape"]] if lines else "solid"
+    return (
+        "thin"
+        if trace["width"] < 0.3
+        else {"/": "hatched", "\\": "hatched-back", "x": "crossed", ".": "dotted"}[lines["shape"]]
+        if lines
+        else "solid"
+    )
 
 
 def _says(report: Report, step: JSON, places: Places) -> tuple[str, ...]:
@@ -194,8 +212,11 @@ def _says(report: Report, step: JSON, places: Places) -> tuple[str, ...]:
             )
         else:
             out.append(f"All stages idle about alike, {percent(least['idle'])} to {percent(most['idle'])}.")
+    late = sorted(stages(places.of(*_LATE)))
+    if late:
+        out.append(f"Look at the hatched time before the forward passes of stage {' and stage '.join(map(str, late))}: there the batch is awaited.")
     links = [pair for p in places.of("communication-stall") for pair in p.finding.where.links]
-    out += [f"Look at the gaps before the messages between stage {a} and stage {b}." for a, b in links[:2]]
+    out += [f"Look at the messages between stage {a} and stage {b}, and at the hatched time before them." for a, b in links[:2]]
     return tuple(out)
 
 

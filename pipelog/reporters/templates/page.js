@@ -15,8 +15,7 @@
 
   const copied = (figure, dark) => (dark ? colored(figure) : structuredClone(figure));
 
-  const narrowed = (data, layout) => {
-    for (const trace of data) if (trace.textposition === "inside") delete trace.text;
+  const narrowed = (layout) => {
     const axis = layout.xaxis;
     if (axis.nticks) axis.nticks = 5;
     const names = axis.ticktext ?? axis.tickvals ?? [];
@@ -27,7 +26,9 @@
 
   const draw = (plot, dark, width) => {
     const { data, layout } = copied(given.figures[plot.dataset.figure], dark);
-    if ((width || plot.clientWidth) < 520) narrowed(data, layout);
+    const room = width || plot.clientWidth;
+    if (room < 760) for (const trace of data) if (trace.textposition === "inside") delete trace.text;
+    if (room < 520) narrowed(layout);
     if (width) layout.width = width;
     return window.Plotly.react(plot, data, layout, config);
   };
