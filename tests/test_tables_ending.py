@@ -1,0 +1,163 @@
+"""How an attempt ended, as far as its lines say so plainly, and which checkpoints were written to the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelog.tables.ending import Ending
+from tests.making import Row, step, tables
+
+
+def end(name: str, value: float | None = None, **more: Any) -> Row:
+    return {"kind": "end", "name": name, "value": value, "text": name, **more}
+
+
+def traceback(text: str = "Traceback …\nValueError: x", **more: Any) -> Row:
+    return {"kind": "message", "name": "traceback", "text": text, **more}
+
+
+def spawned(*pids: int) -> list[Row]:
+    return [{"kind": "process", "name": "spawned", "value": float(p)} for p in pids]
+
+
+def endings(*rows: Row) -> list[Ending]:
+    found: list[Ending] = tables(rows)["endings"]
+    return found
+
+
+def status(*rows: Row) -> tuple[str, str | None, int | None]:
+    """(status, category, line of the proof) of the last attempt."""
+    last = endings(*rows)[-1]
+    return last.status, last.category, last.line
+
+
+STEPS = [step(1), step(2)]
+KILLED = {"kind": "process", "name": "killed", "value": 1.0}
+
+
+def test_a_log_that_stops_is_incomplete() -> None:
+    assert status(*STEPS) == ("incomplete", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("slurm-time-limit", ("time-limit", "scheduler.time-limit")),
+        ("slurm-preempted", ("preempted", "scheduler.preempted")),
+        ("slurm-requeue", ("preempted", "scheduler.preempted")),
+        ("slurm-cancelled", ("cancelled", "scheduler.cancelled")),
+        ("slurm-node-failure", ("failed", "hardware.node")),
+        ("k8s-deadline", ("time-limit", "scheduler.time-limit")),
+        ("k8s-preempted", ("preempted", "scheduler.preempted")),
+    ],
+)
+def test_a_scheduler_s_line_says_who_ended_it(name: str, want: tuple[str, str]) -> None:
+    """Whatever the kill brings with it: signals, kills, exit codes of SIGTERM after the scheduler's line."""
+    assert status(*STEPS, end(name), KILLED, end("signal", 15.0), end("exit-code", -15.0)) == (*want, 3)
+
+
+def test_a_step_cancelled_after_a_task_failed_is_no_cancellation() -> None:
+    """srun cancels the step because one of its tasks died: the failure came first."""
+    rows = [*STEPS, traceback(), end("exit-code", 1.0), end("slurm-cancelled")]
+    assert status(*rows)[:2] == ("failed", None)
+
+
+def test_a_time_limit_is_one_whatever_came_before() -> None:
+    assert status(*STEPS, traceback(), end("slurm-time-limit"))[0] == "time-limit"
+
+
+def test_every_process_that_exits_well_completes_the_run() -> None:
+    assert status(*spawned(11, 12), *STEPS, end("exit-success", 11.0), end("exit-success", 12.0)) == ("completed", None, 6)
+
+
+def test_one_process_of_two_that_exits_well_completes_nothing() -> None:
+    assert status(*spawned(11, 12), *STEPS, end("exit-success", 11.0))[0] == "incomplete"
+
+
+@pytest.mark.parametrize("code", [1.0, -9.0, -11.0, 137.0, 2.0])
+def test_an_exit_code_other_than_zero_is_a_failure(code: float) -> None:
+    assert status(*STEPS, end("exit-code", code)) == ("failed", None, 3)
+
+
+def test_an_exit_code_of_zero_is_none() -> None:
+    assert status(*STEPS, end("exit-code", 0.0))[0] == "incomplete"
+
+
+def test_a_signal_to_all_is_a_cancellation() -> None:
+    assert status(*STEPS, end("signal", 2.0), end("exit-code", -2.0))[:2] == ("cancelled", "scheduler.cancelled")
+
+
+def test_a_keyboard_interrupt_is_a_cancellation() -> None:
+    assert status(*STEPS, traceback("KeyboardInterrupt"), end("exit-code", 1.0))[:2] == ("cancelled", "scheduler.cancelled")
+
+
+def test_a_failed_child_is_a_failure_and_the_traceback_its_proof() -> None:
+    assert status(*STEPS, traceback(), end("child-failed", 1.0)) == ("failed", None, 3)
+
+
+def test_a_traceback_that_was_survived_is_no_failure() -> None:
+    """A data loader's worker died and was restarted; steps go on, all processes exit well."""
+    assert status(*spawned(11), step(1), traceback(), step(2), end("exit-success", 11.0))[0] == "completed"
+    assert status(step(1), traceback(), step(2))[0] == "incomplete"
+
+
+def test_a_traceback_after_the_last_step_is_a_failure() -> None:
+    assert status(*STEPS, traceback()) == ("failed", None, 3)
+
+
+def test_a_traceback_after_the_training_said_it_was_done_is_no_failure() -> None:
+    """Teardown of the process group complains."""
+    assert status(*STEPS, end("training-done"), traceback(), end("exit-code", 1.0))[0] == "completed"
+
+
+def test_a_script_that_says_it_is_done() -> None:
+    assert status(*STEPS, end("script-done")) == ("completed", None, 3)
+
+
+def test_the_planned_number_of_iterations_is_an_end() -> None:
+    rows = [{"kind": "iteration", "name": "megatron", "step": n, "value": 30.0} for n in (10, 20, 30)]
+    assert status(*rows)[0] == "completed"
+    assert status(*rows[:2])[0] == "incomplete"
+
+
+def test_an_earlier_attempt_whose_processes_were_killed_failed() -> None:
+    start = {"kind": "start", "name": "launcher"}
+    found = endings(start, *STEPS, KILLED, start, *STEPS, end("script-done"))
+    assert [e.status for e in found] == ["failed", "completed"]
+    assert [e.attempt for e in found] == [0, 1]
+
+
+def test_the_proof_carries_text_time_and_host() -> None:
+    found = endings(*STEPS, end("slurm-node-failure", host="node-3", start_ns=5_000_000_000, clock="log"))[-1]
+    assert (found.file, found.line, found.text, found.at_ns, found.hosts) == ("train.log", 3, "slurm-node-failure", 5_000_000_000, ("node-3",))
+
+
+# ---- checkpoints
+
+
+def checkpoint(name: str, number: int | None, **more: Any) -> Row:
+    return {"kind": "checkpoint", "name": name, "step": number, **more}
+
+
+def saved(*rows: Row) -> list[tuple[int, int]]:
+    found = tables(rows)["checkpoints"]
+    return list(zip(found["attempt"].astype(int), found["step"].astype(int), strict=True))
+
+
+def test_checkpoints_that_were_said_to_be_complete() -> None:
+    assert saved(step(10), checkpoint("begin", 10), checkpoint("complete", 10), step(20), checkpoint("complete", 20)) == [(0, 10), (0, 20)]
+
+
+def test_a_checkpoint_begun_counts_only_where_training_went_on() -> None:
+    """Releases from v0.17.1 on print no `complete`: steps after the save show that it was written."""
+    assert saved(step(10), checkpoint("begin", 10), step(20), checkpoint("begin", 20)) == [(0, 10)]
+
+
+def test_one_rank_s_file_is_no_checkpoint() -> None:
+    assert saved(step(10), checkpoint("saved", 10), checkpoint("saving", 10), checkpoint("loaded", 5)) == []
+
+
+def test_a_checkpoint_said_by_every_rank_counts_once_and_without_a_step_not_at_all() -> None:
+    assert saved(step(10), *(checkpoint("complete", 10, rank=r) for r in range(4)), checkpoint("complete", None)) == [(0, 10)]
