@@ -164,6 +164,19 @@ def test_a_series_that_never_changes_is_a_sentence() -> None:
     assert 'data-figure="loss-scale"' not in text
 
 
+def test_a_failure_shows_its_price_its_lines_and_what_followed() -> None:
+    document = json.loads(report("R01").to_json())
+    document["run"] |= {"status": "failed", "last_checkpoint_step": 180, "lost_steps": 20, "lost_s": 372.0}
+    lines = [{"file": "log.txt", "line": 90 + i, "text": f"[rank{i}] aborted", "ranks": [i]} for i in range(300)]
+    document["failure"] |= {"category": "memory.gpu-oom", "consequences": lines, "advice": [{"action": "move two layers", "expected": "peak falls"}]}
+    text = render(Report.from_json(json.dumps(document))).replace("\N{NO-BREAK SPACE}", " ")
+    assert "20 steps (6 min) lost since the checkpoint of step 180" in text
+    assert text.index("Move two layers.") < text.index("The lines that prove it") < text.index("CANCELLED AT 2021-05-23T08:45:57")
+    assert "<summary>300 lines that followed from it</summary>" in text
+    assert "[rank199] aborted" in text
+    assert "[rank200] aborted" not in text
+
+
 def empty() -> Report:
     document = json.loads(report("heavy-stage2").to_json())
     document |= {"findings": [], "charts": {}, "inputs": [], "notes": []}

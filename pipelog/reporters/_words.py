@@ -31,8 +31,12 @@ def price(report: Report) -> str:
             parts.append(f"at {str(failure['at'])[:19].replace('T', ' ')}")
     if run["lost_steps"] and run["status"] != "completed":
         time = f" ({duration(run['lost_s'])})" if run["lost_s"] else ""
-        saved = f"since the checkpoint of step {run['last_checkpoint_step']:,}" if run["last_checkpoint_step"] is not None else "and no checkpoint"
-        parts.append(f"{count(run['lost_steps'], 'step')}{time} {saved}")
+        saved = (
+            f" since the checkpoint of step {run['last_checkpoint_step']:,}"
+            if run["last_checkpoint_step"] is not None
+            else ": no checkpoint was saved"
+        )
+        parts.append(f"{count(run['lost_steps'], 'step')}{time} lost{saved}")
     return " · ".join(parts)
 
 
