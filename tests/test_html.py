@@ -171,7 +171,7 @@ def test_a_failure_shows_its_price_its_lines_and_what_followed() -> None:
     document["failure"] |= {"category": "memory.gpu-oom", "consequences": lines, "advice": [{"action": "move two layers", "expected": "peak falls"}]}
     text = render(Report.from_json(json.dumps(document))).replace("\N{NO-BREAK SPACE}", " ")
     assert "20 steps (6 min) lost since the checkpoint of step 180" in text
-    assert text.index("Move two layers.") < text.index("The lines that prove it") < text.index("CANCELLED AT 2021-05-23T08:45:57")
+    assert text.index("Move two layers.") < text.index('<section id="proof"') < text.index("CANCELLED AT 2021-05-23T08:45:57")
     assert "<summary>300 lines that followed from it</summary>" in text
     assert "[rank199] aborted" in text
     assert "[rank200] aborted" not in text
