@@ -146,19 +146,27 @@ def trace_events(
     return add
 
 
+_MOST_US = (2**63 - 1) // 1000
+
+
 def nanoseconds(values: list[Any]) -> np.ndarray:
-    """Microseconds as the file has them → integer ns. Exact below 2**43 us, where a double still tells single ns."""
-    array = np.array(values)
-    if array.dtype.kind == "i":
+    """Microseconds as the file has them → integer ns. Exact below 2**43 us, where a double still tells single ns; what is no time is 0."""
+    try:
+        array = np.array(values)
+    except ValueError:  # a list among them
+        array = np.array(None)
+    if array.dtype.kind == "i" and (not len(array) or np.abs(array).max() <= _MOST_US):
         return np.asarray(array * 1000)
     if array.dtype.kind == "f":
-        return np.asarray(np.rint(np.nan_to_num(array) * 1000), np.int64)
+        finite = np.nan_to_num(array, posinf=0.0, neginf=0.0)
+        return np.asarray(np.rint(np.where(np.abs(finite) <= _MOST_US, finite, 0.0) * 1000), np.int64)
     return np.fromiter((_one_nanosecond(v) for v in values), np.int64, len(values))
 
 
 def _one_nanosecond(value: Any) -> int:
     try:
-        return int((value if isinstance(value, Decimal) else Decimal(str(value))) * 1000)
+        number = value if isinstance(value, Decimal) else Decimal(str(value))
+        return int(number * 1000) if abs(number) <= _MOST_US else 0
     except (ArithmeticError, ValueError):  # absent, or no number
         return 0
 

@@ -24,6 +24,8 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
 _FIRST_KEY = re.compile(rb'\{\s*"[^"\\]{1,40}"\s*:')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_CLOSED = re.compile(rb'\}\s*,?\s*\](?=\s*(?:,\s*"|\}|$))')
+"""The end of the list: after its last event, before another key of the header or the end of the file."""
 _DOUBLE_EXACT_US = 2.0**43
 """Below, a double holds microseconds exactly to the nanosecond (its spacing is 2**-10 us or less)."""
 _MOST_SKIPPED = 100
@@ -155,35 +157,66 @@ def _closing(body: bytearray, begin: int) -> int:
 
 def _one_by_one(body: bytes, offset: int, decoder: msgspec.json.Decoder[Any], state: EventList, *, last: bool) -> list[TraceEvent]:
     """The slow way, for a slice that is damaged: each event by itself, mended where it can be, else skipped with its place."""
-    first = _FIRST_KEY.search(body)
+    end = _list_end(body, offset, state) if last else len(body)
+    first = _FIRST_KEY.search(body, 0, end)
     if first is None:
-        if body.strip(b" \r\n\t]},"):
+        if body[:end].strip(b" \r\n\t]},"):
             state.skip(offset, "no event")
         return []
-    borders = [m.start() for m in re.finditer(re.escape(first.group(0)), body)] + [len(body)]
+    borders = [m.start() for m in re.finditer(re.escape(first.group(0)), body[:end])] + [end]
     events: list[TraceEvent] = []
-    for begin, end in itertools.pairwise(borders):
-        piece = body[begin:end]
-        final = last and end == len(body)
-        if final:
-            size = _object_end(piece)
-            if size < 0:
-                state.truncated = True
-                state.skip(offset + begin, f"the file ends in the middle of an event: {len(piece)} bytes lost")
-                break
-            after = piece[size:].lstrip(b", \r\n\t")
-            if after.startswith(b"]"):
-                state.tail = after[1:]
-            else:
-                state.truncated = True
-                state.skip(offset + begin + size, "the list of events is not closed: the file was cut")
-            piece = piece[:size]
-        got = _mend(piece.rstrip(b", \r\n\t"), decoder)
-        if got is None:
-            state.skip(offset + begin, f"an event that is no JSON: {piece[:60].decode('utf-8', 'replace')!r}")
-            got = [TraceEvent()]  # keeps the numbers of the events after it right
-        events += got
+    for begin, stop in itertools.pairwise(borders):
+        got = _mend(body[begin:stop].rstrip(b", \r\n\t"), decoder)
+        if got is not None:
+            events += got
+            continue
+        for start, size in _objects(body[begin:stop]):  # events that begin with another key stand in the same piece
+            piece = body[begin + start : begin + start + size]
+            got = _mend(piece.rstrip(b", \r\n\t"), decoder)
+            if got is None:
+                state.skip(offset + begin + start, f"an event that is no JSON: {piece[:60].decode('utf-8', 'replace')!r}")
+                got = [TraceEvent()]  # keeps the numbers of the events after it right
+            events += got
     return events
+
+
+def _list_end(body: bytes, offset: int, state: EventList) -> int:
+    """Where the events of the last slice end; what follows them is the rest of the header, or nothing where the file was cut."""
+    first = _FIRST_KEY.search(body)
+    at = body.rfind(first.group(0)) if first else 0
+    while (start := at + len(body[at:]) - len(body[at:].lstrip(b", \r\n\t"))) < len(body) and body[start : start + 1] == b"{":
+        size = _object_end(body[start:])
+        if size < 0:
+            break
+        at = start + size
+    rest = body[start:]
+    if rest.startswith(b"]"):
+        state.tail = rest[1:]
+        return start
+    closed = _CLOSED.search(body, start) if rest and body.rstrip().endswith((b"}", b"]")) else None
+    if closed:  # the last event holds quotes or brackets that are no JSON
+        state.tail = body[closed.end() :]
+        return closed.start() + 1
+    state.truncated = True
+    if rest:
+        state.skip(offset + start, f"the file ends in the middle of an event: {len(rest)} bytes lost")
+    else:
+        state.skip(offset + start, "the list of events is not closed: the file was cut")
+    return start
+
+
+def _objects(piece: bytes) -> list[tuple[int, int]]:
+    """(start, length) of the objects that follow one another in *piece*; the last one takes what is left."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < len(piece):
+        size = _object_end(piece[at:])
+        if size < 0:
+            size = len(piece) - at
+        found.append((at, size))
+        at += size
+        at += len(piece[at:]) - len(piece[at:].lstrip(b", \r\n\t"))
+    return found
 
 
 def _object_end(piece: bytes) -> int:
