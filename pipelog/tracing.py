@@ -57,7 +57,7 @@ class TraceEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     """A complete event of traceEvents. Times in microseconds as written; types are loose, since writers differ."""
 
     cat: Any = ""
-    name: Any = ""
+    name: str | int | float | None = ""
     ts: Any = None
     dur: Any = None
     pid: Any = None
@@ -69,7 +69,7 @@ class InstantEvent(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     """An instant event of traceEvents."""
 
     cat: Any = ""
-    name: Any = ""
+    name: str | int | float | None = ""
     ts: Any = None
     dur: Any = None
     pid: Any = None

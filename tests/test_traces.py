@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -761,3 +762,31 @@ def test_no_bytes_make_the_reader_raise(data: bytes) -> None:
     assert table.schema.equals(EVENTS)
     assert given_input.kind == "trace"
     json.dumps([s.why for s in given_input.skipped])
+
+
+VALUES = [m.span() for m in re.finditer(rb'(?<=: )(?:-?[\d.]+|"[^"]*")', RAW)]
+ODD = b'null true [] {} "x" -1 1e309 99999999999999999999999 9223372036854775807 [[1]] "\\ud800" 1e-400 {"a":[]}'.split()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(VALUES), st.sampled_from(ODD)), min_size=1, max_size=5, unique_by=lambda pair: pair[0]))
+@example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"baseTimeNanoseconds": ')), b"99999999999999999999999")])
+@example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"Sequence number": ')), b"9223372036854775807")])
+@example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"name": ') and v[0] > BEGIN), b"[]")])
+def test_no_value_of_any_type_makes_the_reader_raise(changes: list[tuple[tuple[int, int], bytes]]) -> None:
+    data = RAW
+    for (begin, end), value in sorted(changes, reverse=True):
+        data = data[:begin] + value + data[end:]
+    table, given_input = read_bytes(data, "odd.json")
+    assert table.schema.equals(EVENTS)
+    assert given_input.notes["trace_events"] >= len(ENDS) - 5
+    lost = set(WHOLE) - lines_of(table)
+    assert len(lost) <= 3 * len(changes)  # an operator that is lost may have hidden none, its children, or be hidden itself
+
+
+@pytest.mark.parametrize("rank", [True, False, 1.0, 2**40, None, [], {}])
+def test_a_rank_that_is_no_rank_is_none(rank: Any) -> None:
+    trace = Trace(None)
+    trace.op("aten::add", 0, 10)
+    trace.header["distributedInfo"] = {"rank": rank}
+    assert read_bytes(trace, "plain.json")[1].notes["rank"] is None

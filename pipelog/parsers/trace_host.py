@@ -19,7 +19,7 @@ from pipelog.tracing import Slice, TraceArgs, integers, message_bytes, trace_eve
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver")
 P2P_CALLS = {"c10d::send": "send", "c10d::recv_": "recv", "c10d::recv_any_source_": "recv"}
 BACKWARD = "autograd::engine::evaluate_function"
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})(?!\d)")
 _FRAME = re.compile(r"(?:pipe/engine\.py\(\d+\): )(_exec_\w+|train_batch|eval_batch)$")
 _GLOO = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
 
@@ -40,7 +40,7 @@ def operators(found: Slice) -> pa.Table:
     calls: list[int] = []
     ranges: list[int] = []
     for i in [i for i, e in enumerate(found.events) if e.name in special] if special else ():
-        (ranges if "#" in found.events[i].name else calls).append(i)
+        (ranges if "#" in str(found.events[i].name) else calls).append(i)
     tables = [_calls(found.where(calls))] if calls else []
     marked = _ranges(found.where(ranges)) if ranges else None
     if marked is not None:
@@ -65,7 +65,7 @@ def operators(found: Slice) -> pa.Table:
                 "start_ns": pa.array(starts[keep]),
                 "dur_ns": pa.array(durations[keep]),
                 "line": pa.array(kept.index),
-                "value": integers([a.sequence for a in kept.args()]).cast(pa.float64()),
+                "value": integers([a.sequence for a in kept.args()]).cast(pa.float64(), safe=False),
             }
         )
     )
@@ -194,7 +194,7 @@ def _calls(found: Slice) -> pa.Table:
     """Calls of collectives and p2p (`c10d::send`, `record_param_comms`): who the peer is, which group, how many bytes."""
     args = found.args()
     rows = _host(found, ["comm_call"] * len(args), [e.name for e in found.events])
-    peers = [_peer(e.name, a) for e, a in zip(found.events, args, strict=True)]
+    peers = [_peer(str(e.name), a) for e, a in zip(found.events, args, strict=True)]
     sizes = [message_bytes(a.elements, a.dtype) if a.elements is not None else _dims_bytes(a) for a in args]
     return (
         rows.append_column("peer", pa.array(peers, pa.int32()))

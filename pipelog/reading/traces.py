@@ -112,7 +112,7 @@ def _finish(tables: list[pa.Table], known: Header, source: Source, skipped: list
     own = table.column("own_rank").drop_null() if "own_rank" in table.column_names else pa.array([], pa.int64())
     ranks = set(own.to_pylist())
     rank, rank_from = _rank(info, source.shown, ranks)
-    base = known.base if isinstance(known.base, int) else 0
+    base = known.base if isinstance(known.base, int) and 0 <= known.base < 2**62 else 0
     table, odd = _absolute(table, base)
     if odd:
         skipped.append(Skipped(None, f"{odd} events at impossible times (more than a day from the others)"))
@@ -144,7 +144,7 @@ def words_none() -> pa.Array:
 def _rank(info: dict[str, Any], shown: str, ranks: set[int]) -> tuple[int | None, str | None]:
     """The ladder of torch-traces.md section 8: header, name of the file, the collectives' own word, nothing."""
     stated = info.get("rank")
-    if isinstance(stated, int) and 0 <= stated < 2**31:
+    if type(stated) is int and 0 <= stated < 2**31:
         return stated, "distributedInfo"
     named = rank_of_name(shown)
     if named is None and (worker := _WORKER_IN_NAME.search(shown)):
