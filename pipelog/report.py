@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +68,8 @@ class Report:
         }
 
     def to_json(self) -> str:
-        """report.json, indented."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        """report.json, indented; what is no finite number is null."""
+        return json.dumps(_finite(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Report:
@@ -107,6 +108,14 @@ class Report:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadReport(f"not a whole report: {error!r}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _finding(f: JSON) -> Finding:

@@ -279,7 +279,7 @@ def _samples_per_s(tables: Tables, median: float | None) -> float | None:
         printed = scalars[scalars["name"] == "samples_per_s"]["value"]
     if not len(printed):
         return None
-    return float(printed.iloc[1:].median() if len(printed) > 1 else printed.iloc[0])
+    return _float(float(printed.iloc[1:].median() if len(printed) > 1 else printed.iloc[0]))
 
 
 def _imbalance(tables: Tables) -> JSON:

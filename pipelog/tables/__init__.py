@@ -6,6 +6,7 @@ A table is a function of other tables, named once, with its formula in the docst
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from pipelog.events import Events
 from pipelog.registry import Registry
+
+log = logging.getLogger(__name__)
 
 
 class CannotTell(Exception):
@@ -64,10 +67,13 @@ class Tables:
         return self._known[name]
 
     def get(self, name: str) -> Any:
-        """A table, or None where the data do not carry it."""
+        """A table, or None where the data do not carry it; one that fails costs its figures, not the report."""
         try:
             return self[name]
         except CannotTell:
+            return None
+        except Exception:
+            log.debug("table %s failed", name, exc_info=True)
             return None
 
     def computed(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def timers(placed: pa.Table, steps: Steps, config: Config) -> pd.DataFrame:
     the steps of the interval; releases 0.4.0 - 0.5.6 keep the last micro-batch only, so their timers are left out.
     """
     rows = frame(placed, ("timer", "step"), ("kind", "name", "rank", "step", "dur_ns", "file", "line"))
-    lines = rows[(rows["kind"] == "step") & (rows["name"] == "deepspeed")].sort_values(["file", "line"])
+    lines = rows[(rows["kind"] == "step") & (rows["name"] == "deepspeed")].dropna(subset=["step"]).sort_values(["file", "line"])
     found = rows[rows["kind"] == "timer"].sort_values(["file", "line"])
     version = version_tuple(config.deepspeed)
     if not len(found) or not len(lines) or (0, 4, 0) <= version <= (0, 5, 6):

@@ -67,6 +67,8 @@ FACT_ORDER = {  # quantity → names of facts that state it, most trusted first
     "tp": ("topology.tp", "args.tensor_model_parallel_size", "args.model_parallel_size"),
     "dp": ("topology.dp", "args.data_parallel_size", "config.world_size"),
 }
+MOST_RANKS = 1 << 20
+"""More than any job has: a larger number is a damaged line."""
 _COMMAND_LINE = frozenset({"args.stages", "args.num_stages"})
 
 
@@ -97,8 +99,9 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
     """
     shape = Topology()
     places = frame(here, ("place",), ("name", "rank", "stage", "replica", "tensor", "host", "label", "file", "line"))
+    places = places[~(places["rank"] >= MOST_RANKS).fillna(False)]
     for quantity, names in FACT_ORDER.items():
-        values = [s for s in said(facts, names) if isinstance(s.value, int | float) and s.value >= 1]
+        values = [s for s in said(facts, names) if isinstance(s.value, int | float) and 1 <= s.value <= MOST_RANKS]
         if not values:
             continue
         setattr(shape, quantity, int(values[0].value))
@@ -178,7 +181,7 @@ def _complete(shape: Topology, here: pa.Table) -> None:
         shape.pp = int(row["stage"]) + 1
         shape.said["pp"] = Said(shape.pp, row["file"], int(row["line"]), "list of stages")
     world, pp, dp, tp = shape.world_size, shape.pp, shape.dp, shape.tp
-    if world is None and pp and dp:
+    if world is None and pp and dp and pp * dp * (tp or 1) <= MOST_RANKS:
         shape.world_size = pp * dp * (tp or 1)
     elif world and pp and dp is None and world % (pp * (tp or 1)) == 0:
         shape.dp = world // (pp * (tp or 1))
