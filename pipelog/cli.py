@@ -19,7 +19,8 @@ import click
 from pipelog._version import __version__
 from pipelog.errors import BadOption, PipelogError
 
-_FORMATS = ("html", "json", "text")
+log = logging.getLogger(__name__)
+
 _SEVERITIES = ("info", "warning", "error")
 
 
@@ -45,6 +46,12 @@ class _Commands(click.Group):
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (the reader of the pipe has gone; nothing is left to say)
             ctx.exit(0)
+        except Exception as error:
+            if isinstance(error, click.ClickException | click.exceptions.Exit | click.Abort):
+                raise
+            log.debug("failed", exc_info=True)
+            _say(f"failed ({type(error).__name__}: {error}); please report it, with what `pipelog -v {' '.join(sys.argv[1:2])} …` prints")
+            ctx.exit(2)
 
 
 def _mend(error: click.UsageError) -> NoReturn:
