@@ -90,14 +90,14 @@ def _each(found: Sequence[Source], workers: int, *, cached: bool) -> Iterator[Ev
 
 def _to_file(source: Source, path: str, *, cached: bool) -> tuple[str, list[Input]]:
     events = read_one(source, cached=cached)
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, events.table.schema) as writer:
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, events.table.schema) as writer:  # a file could not change its words between chunks
         writer.write_table(events.table)
     return path, events.inputs
 
 
 def _from_file(path: str, inputs: list[Input]) -> Events:
     with pa.memory_map(path) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
+        table = pa.ipc.open_stream(mapped).read_all()
     Path(path).unlink()  # the mapping keeps the data
     return Events(table, inputs)
 

@@ -1,4 +1,4 @@
-"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change and version of pipelog.
+"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change and the code of pipelog.
 
 Only the command line uses it. A cache that cannot be written or read costs nothing but time.
 """
@@ -6,10 +6,13 @@ Only the command line uses it. A cache that cannot be written or read costs noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
 from pathlib import Path
+
+import pyarrow as pa
 
 from pipelog._version import __version__
 from pipelog.errors import BadReport
@@ -29,8 +32,15 @@ def place(source: Source) -> Path | None:
     """The file of *source* in the cache; None for small files, which are read again as fast."""
     if source.bytes < _SMALLEST:
         return None
-    key = f"{source.path.resolve()}\0{source.shown}\0{source.bytes}\0{source.modified_ns}\0{__version__}"
+    key = f"{source.path.resolve()}\0{source.shown}\0{source.bytes}\0{source.modified_ns}\0{_code()}"
     return folder() / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.parquet"
+
+
+@functools.cache
+def _code() -> str:
+    """Version, and when each module was changed: what an earlier state of a clone has read counts no more."""
+    modules = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return repr((__version__, [(m.name, m.stat().st_mtime_ns) for m in modules]))
 
 
 def load(path: Path) -> Events | None:
@@ -39,7 +49,7 @@ def load(path: Path) -> Events | None:
         if path.exists():
             os.utime(path)
             return Events.read(path)
-    except (OSError, BadReport):
+    except (OSError, BadReport, pa.ArrowException):
         with contextlib.suppress(OSError):
             path.unlink()
     return None

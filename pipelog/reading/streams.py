@@ -46,16 +46,17 @@ class Stream:
                     yield piece
 
     def text(self) -> Iterator[bytes]:
-        """The content as UTF-8 where it begins with the mark of UTF-16 (a log redirected in PowerShell), else unchanged."""
+        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), else unchanged."""
         pieces = self.pieces()
         first = next(pieces, b"")
-        coding = _UTF16.get(first[:2])
+        marked = _UTF16.get(first[:2])
+        coding = marked or _unmarked(first[:4096])
         if coding is None:
             yield first.removeprefix(codecs.BOM_UTF8)
             yield from pieces
             return
         decoder = codecs.getincrementaldecoder(coding)("replace")
-        yield decoder.decode(first[2:]).encode()
+        yield decoder.decode(first[2:] if marked else first).encode()
         for piece in pieces:
             yield decoder.decode(piece).encode()
 
@@ -90,6 +91,14 @@ class Stream:
                 if not piece:
                     return
                 yield piece
+
+
+def _unmarked(head: bytes) -> str | None:
+    """UTF-16 of mostly Latin text without its mark: every second byte is NUL, and nearly no other."""
+    even, odd = head[0::2].count(0), head[1::2].count(0)
+    if len(head) < 16 or max(even, odd) < 0.45 * len(head) or min(even, odd) > 0.005 * len(head):
+        return None
+    return "utf-16-be" if even > odd else "utf-16-le"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,218 @@
+"""The command line as the contract has it: outputs, options, exit codes, and one line for what the user can mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import pipelog.diagnosis
+from pipelog.cli import main
+from pipelog.events import Events
+from tests.conftest import FIXTURES
+
+HEAVY = FIXTURES / "runs" / "heavy-stage2"
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test writes into a folder of its own and has a cache of its own."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_analyze_prints_the_verdict_and_names_the_report_last() -> None:
+    done = run("analyze", HEAVY)
+    assert done.exit_code == 0
+    assert "stage 2" in done.stdout.lower()
+    assert done.stdout.splitlines()[-1] == "pipelog-heavy-stage2.html"
+    assert Path("pipelog-heavy-stage2.html").read_text().startswith("<!doctype html>")
+
+
+def test_analyze_writes_nothing_into_the_folder() -> None:
+    before = sorted(p for p in HEAVY.rglob("*"))
+    assert run("analyze", HEAVY).exit_code == 0
+    assert sorted(p for p in HEAVY.rglob("*")) == before
+
+
+def test_one_format_to_standard_output_and_nothing_else_there() -> None:
+    done = run("analyze", HEAVY, "--format", "json", "-o", "-")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["schema"] == "pipelog.report/1"
+    assert not list(Path.cwd().iterdir())
+
+
+def test_several_formats_into_a_folder() -> None:
+    done = run("analyze", HEAVY, "--format", "json", "--format", "text", "-o", "out/")
+    assert done.exit_code == 0
+    assert sorted(p.name for p in Path("out").iterdir()) == ["pipelog-heavy-stage2.json", "pipelog-heavy-stage2.txt"]
+    assert done.stdout.splitlines() == ["out/pipelog-heavy-stage2.json", "out/pipelog-heavy-stage2.txt"]
+
+
+def test_the_suffix_of_the_output_says_the_format() -> None:
+    assert run("analyze", HEAVY, "-o", "x.json").exit_code == 0
+    assert json.loads(Path("x.json").read_text())["name"] == "heavy-stage2"
+
+
+@pytest.mark.parametrize(("level", "code"), [("info", 1), ("warning", 1), ("error", 0)])
+def test_fail_on_compares_severities(level: str, code: int) -> None:
+    """heavy-stage2 has warnings and no error."""
+    assert run("analyze", HEAVY, "-o", "x.json", "--fail-on", level).exit_code == code
+
+
+def test_a_threshold_changes_what_is_found() -> None:
+    """Stage 2 computes 2.5 times what the others do, 72 % over the mean stage: a limit of 90 % is not met."""
+    run("analyze", HEAVY, "-o", "x.json", "--set", "PL201.limit=0.9", "--set", "stage-imbalance.minimum=0.9")
+    named = run("analyze", HEAVY, "-o", "y.json", "--set", "stage-imbalance.limit=0.9")
+    assert named.exit_code == 0
+    status = {r["name"]: r["status"] for r in json.loads(Path("y.json").read_text())["rules"]}
+    assert status["stage-imbalance"] == "clear"
+
+
+def test_every_attempt_can_be_looked_at() -> None:
+    folder = FIXTURES / "runs" / "two-restarts-one-file"
+    spans = []
+    for attempt in (0, 1, 2):
+        assert run("analyze", folder, "-o", "x.json", "--attempt", attempt).exit_code == 0
+        run_ = json.loads(Path("x.json").read_text())["run"]
+        spans.append((run_["first_step"], run_["last_step"]))
+        assert spans[-1] == (run_["attempts"][attempt]["first_step"], run_["attempts"][attempt]["last_step"])
+    assert len(set(spans)) == 3
+    assert run("analyze", folder, "--attempt", 3).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("analyze",),
+        ("analyze", "no-such-folder"),
+        ("analyze", HEAVY, "--format", "pdf"),
+        ("analyze", HEAVY, "--frobnicate"),
+        ("analyze", HEAVY, "--set", "PL201"),
+        ("analyze", HEAVY, "--set", "PL201.limit=much"),
+        ("analyze", HEAVY, "--set", "PL999.limit=1"),
+        ("analyze", HEAVY, "--set", "PL201.lemit=1"),
+        ("analyze", HEAVY, "--attempt", "7"),
+        ("analyze", HEAVY, "--jobs", "0"),
+        ("analyze", HEAVY, "-o", "-"),
+        ("analyze", HEAVY, "--format", "json,text", "-o", "-"),
+        ("analyze", HEAVY, "--format", "json,text", "-o", "one-file"),
+        ("analyze", HEAVY, "-o", "/dev/null/x.html"),
+        ("events", HEAVY, "-o", "/dev/null/x.parquet"),
+        ("explain", "PL999"),
+        ("frobnicate",),
+        ("--frobnicate",),
+    ],
+    ids=lambda a: " ".join(Path(str(x)).name for x in a),
+)
+def test_what_the_user_can_mend_is_one_line_and_code_2(arguments: tuple[object, ...]) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("pipelog: ")
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_a_name_of_a_file_cannot_write_to_the_terminal() -> None:
+    done = run("analyze", "no\x1b[2Jsuch\nfile")
+    assert done.exit_code == 2
+    assert "\x1b" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_failure_inside_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(pipelog.diagnosis, "diagnose", broken)
+    done = run("analyze", HEAVY)
+    assert done.exit_code == 2
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_event_table_is_an_input_again() -> None:
+    """The same findings from the Parquet file as from the folder; CSV has the same rows."""
+    assert run("events", HEAVY, "-o", "events.parquet").exit_code == 0
+    assert run("events", HEAVY, "-o", "events.csv").exit_code == 0
+    table = Events.read("events.parquet").table
+    assert Path("events.csv").read_text().count("\n") == table.num_rows + 1
+    run("analyze", HEAVY, "-o", "folder.json")
+    run("analyze", "events.parquet", "-o", "table.json")
+    one, two = (json.loads(Path(f).read_text()) for f in ("folder.json", "table.json"))
+    assert [f["title"] for f in one["findings"]] == [f["title"] for f in two["findings"]]
+    assert one["metrics"] == two["metrics"]
+
+
+def test_a_table_beside_the_logs_is_not_counted_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.log").write_bytes((HEAVY / "logs" / "train.log").read_bytes())
+    run("events", folder, "-o", folder / "events.parquet")
+    run("analyze", folder, "-o", "x.json")
+    inputs = {i["path"]: i for i in json.loads(Path("x.json").read_text())["inputs"]}
+    assert inputs["events.parquet"]["kind"] == "ignored"
+    assert "by name" in inputs["events.parquet"]["skipped"][0]["why"]
+
+
+def test_the_second_time_comes_from_the_cache_and_says_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "large.log"
+    log.write_text((HEAVY / "logs" / "train.log").read_text() + "noise\n" * 200_000)
+    assert run("analyze", log, "-o", "one.json").exit_code == 0
+    assert len(list((tmp_path / "cache" / "pipelog").iterdir())) == 1
+    assert run("analyze", log, "-o", "two.json").exit_code == 0
+    assert Path("one.json").read_text() == Path("two.json").read_text()
+
+
+def test_no_cache_leaves_none(tmp_path: Path) -> None:
+    log = tmp_path / "large.log"
+    log.write_text((HEAVY / "logs" / "train.log").read_text() + "noise\n" * 200_000)
+    assert run("analyze", log, "-o", "one.json", "--no-cache").exit_code == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_rules_and_their_pages() -> None:
+    listed = json.loads(run("rules", "--json").stdout)
+    lines = run("rules").stdout.splitlines()
+    assert len(listed) == len(lines) > 15
+    for rule in listed:
+        by_id, by_name = run("explain", rule["id"]), run("explain", rule["name"])
+        assert by_id.exit_code == by_name.exit_code == 0
+        assert by_id.stdout == by_name.stdout
+        assert all(f"{rule['id']}.{option}=" in by_id.stdout for option in rule["options"])
+
+
+def test_schema_is_a_json_schema() -> None:
+    assert json.loads(run("schema").stdout)["$schema"].startswith("https://json-schema.org/")
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    """`pipelog rules | head -1`."""
+    child = subprocess.Popen([sys.executable, "-m", "pipelog", "rules"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    child.stderr.close()
+    child.wait(60)
+
+
+def test_completion_is_offered() -> None:
+    script = subprocess.run(
+        [Path(sys.executable).with_name("pipelog")],
+        env={**os.environ, "_PIPELOG_COMPLETE": "bash_source"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "complete" in script.stdout
