@@ -4,7 +4,8 @@ What it does: compares the ranks that have a file of their own (a log named afte
 whose launcher wrote into the folder with the number of nodes.
 Why it matters: the rank that began a failure, or the slowest one, may be the one whose file is not there.
 What to do: collect the missing files before you conclude anything about other ranks.
-When it is wrong: one merged log of all ranks is whole; recording a trace on some ranks only is common and only noted.
+When it is wrong: one merged log of all ranks is whole, whatever else lies beside it; recording a trace on some ranks only is common
+and only noted.
 Thresholds: none.
 """
 
@@ -13,21 +14,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
+import pyarrow as pa
 
 from pipelog._text import count, listed
 from pipelog.events import Input
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
-from pipelog.tables import CannotTell
+from pipelog.tables import CannotTell, frame
 from pipelog.tables.topology import Topology
 
 
-@detector("PL001", "missing-ranks", needs=("inputs", "topology", "facts"))
-def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame) -> Iterator[Finding]:
+@detector("PL001", "missing-ranks", needs=("inputs", "topology", "facts", "placed"))
+def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame, placed: pa.Table) -> Iterator[Finding]:
     """One finding for logs, one for traces, one for nodes."""
     world = topology.world_size
     if not world:
         raise CannotTell("the world size is not known")
     logs = {i.notes["rank_from_name"]: i.path for i in inputs if i.kind == "log" and i.notes.get("rank_from_name") is not None}
+    if _merged(inputs, placed):
+        logs = {}
     traces = {i.notes["rank"]: i.path for i in inputs if i.kind == "trace" and i.notes.get("rank") is not None}
     for have, what, severity in ((logs, "log", Severity.WARNING), (traces, "trace", Severity.INFO)):
         missing = [r for r in range(world) if r not in have]
@@ -45,14 +49,21 @@ def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame) 
     yield from _nodes(facts, topology)
 
 
+def _merged(inputs: list[Input], placed: pa.Table) -> bool:
+    """Whether a log of no single rank holds what ranks print, not only what a launcher prints."""
+    several = {i.path for i in inputs if i.kind == "log" and i.notes.get("rank_from_name") is None}
+    return bool(frame(placed, ("step", "iteration", "scalar", "timer", "memory"), ("file",))["file"].isin(several).any())
+
+
 def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:
     """The launcher of each node prints `nnodes=2, num_local_procs=4, node_rank=1`."""
     total, seen = facts[facts["name"] == "launch.nnodes"], facts[facts["name"] == "launch.node_rank"]
     if not len(total) or not len(seen):
         return
-    nodes, present = int(total["value"].max()), {int(v) for v in seen["value"].dropna()}
+    stated, present = total["value"].max(), {int(v) for v in seen["value"].dropna()}  # torchrun's `1:4` is no number
+    nodes = int(stated) if stated == stated else 0  # noqa: PLR0124
     missing = [n for n in range(nodes) if n not in present]
-    if not missing:
+    if not missing or not present:
         return
     hosts = list(dict.fromkeys(h for h in topology.ranks["host"] if isinstance(h, str)))
     names = [hosts[n] for n in missing if n < len(hosts)] if len(hosts) == nodes else []

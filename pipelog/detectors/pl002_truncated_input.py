@@ -3,7 +3,8 @@
 What it does: looks for a last line without an end, compressed data that break off, and traces whose list of events is not closed.
 Why it matters: what happened last, which is what one looks for after a failure, may be missing.
 What to do: copy the file again, or look for the rest (block-buffered filters lose their last block when they are killed).
-When it is wrong: a log that is still being written; a progress bar leaves its line open, which is not counted.
+When it is wrong: a log that is still being written; text copied from a terminal or a ticket, whose last line has no end either. A
+progress bar, a prompt and a line that ends like a sentence are not counted.
 Thresholds: none.
 """
 
@@ -17,6 +18,7 @@ from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, de
 from pipelog.tables import CannotTell
 
 _BAR = re.compile(r"\d+%\||\bit/s|s/it\b|\r")
+_WHOLE = re.compile(r"[.!?)\]}>'\"*;$#%]\s*$")
 _ADVICE = (Advice("copy the file again; if it came through a pipe, look for what the filter had not written yet"),)
 
 
@@ -33,7 +35,7 @@ def truncated_input(inputs: list[Input]) -> Iterator[Finding]:
                 "truncated-input",
                 f"{given.path} {why}",
                 Severity.WARNING,
-                Confidence.HIGH,
+                Confidence.MEDIUM if "of a line" in why else Confidence.HIGH,
                 evidence=(Evidence(given.path, line),),
                 advice=_ADVICE,
             )
@@ -44,7 +46,7 @@ def _end(given: Input) -> tuple[int | None, str | None]:
         fragment = given.notes.get("unfinished_line")
         if given.notes.get("cut_stream"):
             return given.notes.get("lines"), "breaks off in its compressed data; everything before was read"
-        if fragment and not _BAR.search(fragment):
+        if fragment and not _BAR.search(fragment) and not _WHOLE.search(fragment):
             shown = fragment if len(fragment) <= 60 else "…" + fragment[-60:]
             return given.notes.get("lines"), f"ends in the middle of a line: {shown!r}"
     if given.kind == "trace" and given.notes.get("truncated"):
