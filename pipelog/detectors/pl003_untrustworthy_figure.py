@@ -5,8 +5,9 @@ or loss scale that never changes, timers that are empty or all zero, counters th
 twice, comms-logger latencies that add up, timers that miss most of the step.
 Why it matters: people tune by these numbers.
 What to do: use the figure named instead; pipelog itself leaves the false one out.
-When it is wrong: a gradient norm that is truly constant (a clipped, frozen model).
-Thresholds: lines 3 or more equal values before a figure counts as frozen; untimed 0.5 of the step in no timer.
+When it is wrong: a gradient norm that is truly constant (a frozen model).
+Thresholds: lines 3 or more equal values before a figure counts as frozen, and alone 10 of them where no skipped step explains it; untimed
+0.5 of the step in no timer.
 """
 
 from __future__ import annotations
@@ -21,16 +22,26 @@ from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite,
 from pipelog.tables import CannotTell, Tables, frame
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps, series, version_tuple
+from pipelog.tables.topology import said
 
 
 @detector("PL003", "untrustworthy-figure", needs=("scalars", "steps", "placed", "config", "tables"))
 def untrustworthy_figure(
-    scalars: pd.DataFrame, steps: Steps, placed: pa.Table, config: Config, tables: Tables, *, lines: float = 3, untimed: float = 0.5
+    scalars: pd.DataFrame,
+    steps: Steps,
+    placed: pa.Table,
+    config: Config,
+    tables: Tables,
+    *,
+    lines: float = 3,
+    alone: float = 10,
+    untimed: float = 0.5,
 ) -> Iterator[Finding]:
     """One finding a figure."""
     if not len(scalars) and not len(steps.rows):
         raise CannotTell("no figures were printed")
     yield from _frozen(scalars, int(lines))
+    yield from _still(scalars, tables, int(lines), int(alone))
     yield from _timer_lines(placed)
     yield from _counters(scalars, placed)
     yield from _iter_time(steps)
@@ -47,8 +58,7 @@ def _figure(
 
 
 def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
-    """Values that no training has, or that stand still while the loss moves."""
-    loss = series(scalars, "loss")
+    """Values that no training has."""
     scale = series(scalars, "loss_scale")
     negative = scale[scale["value"] < 0]
     if len(negative) >= lines:
@@ -65,15 +75,28 @@ def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
             zero,
             "compute the norm in the training script, or use an engine that reports it (engine.get_global_grad_norm())",
         )
-        return
+
+
+def _still(scalars: pd.DataFrame, tables: Tables, lines: int, alone: int) -> Iterator[Finding]:
+    """A gradient norm that stands still while the loss moves. Two or three equal values are chance, unless steps were skipped meanwhile."""
+    norm, loss = series(scalars, "grad_norm"), series(scalars, "loss")
     tail = _same_tail(norm)
+    clip = {s.value for s in said(tables["facts"], ("config.gradient_clipping", "args.clip_grad"))}
     moved = _varies(loss[loss["step"].isin(tail["step"])]["value"])
-    if len(tail) >= lines and moved and _varies(norm["value"]):
-        yield _figure(
-            f"the gradient norm stands at {tail['value'].iloc[0]:g} on the last {len(tail)} lines while the loss moves: it is not updated when steps are skipped",
-            tail,
-            "compare with the counter of skipped steps",
-        )
+    if len(tail) < lines or not moved or tail["value"].iloc[0] in clip or (norm["value"] == 0).mean() > 0.9:
+        return
+    skipped = series(scalars, "skipped_steps")
+    during = skipped[skipped["step"].between(tail["step"].min(), tail["step"].max())]["value"]
+    interval = series(scalars, "skipped_in_interval")
+    counted = _varies(during) or bool((interval[interval["step"].isin(tail["step"])]["value"] > 0).any())
+    if not counted and len(tail) < alone:
+        return
+    why = ": it is not updated when steps are skipped" if counted else ""
+    yield _figure(
+        f"the gradient norm stands at {tail['value'].iloc[0]:g} on the last {len(tail)} lines while the loss moves{why}",
+        tail,
+        "compare with the counter of skipped steps" if counted else "read the norm from the engine (engine.get_global_grad_norm())",
+    )
 
 
 def _same_tail(rows: pd.DataFrame) -> pd.DataFrame:
@@ -100,6 +123,7 @@ def _timer_lines(placed: pa.Table) -> Iterator[Finding]:
 def _counters(scalars: pd.DataFrame, placed: pa.Table) -> Iterator[Finding]:
     """Counters on the iteration line that say 0 where the engine, or the loss itself, says otherwise."""
     skipped, interval = series(scalars, "skipped_steps"), series(scalars, "skipped_in_interval")
+    skipped = skipped[skipped["step"].between(interval["step"].min(), interval["step"].max())] if len(interval) else skipped
     if len(skipped) > 1 and len(interval) and interval["value"].sum() == 0:
         total = float(skipped["value"].max() - skipped["value"].min())
         if total > 0:
@@ -165,4 +189,4 @@ def _untimed(tables: Tables, config: Config, limit: float) -> Iterator[Finding]:
 
 
 def _varies(values: pd.Series) -> bool:
-    return bool(values.min() != values.max())
+    return bool(values.min() < values.max())  # of nothing both are nan
