@@ -5,8 +5,8 @@ schedule, and splits the difference: what fill and drain need, waiting caused by
 Why it matters: every idle per cent of the phase is a per cent of the job's GPUs that are paid for and do nothing.
 What to do: more micro-batches at the same global batch if the schedule is the reason; else the part that the split names: balance the
 stages, mend the link, feed the data faster. More stages make it worse.
-When it is wrong: rank 0's timers show stage 0 only and hold untimed work, so a claim from them rests on its lower bound; a profiler
-with Python stacks slows the host and widens the gaps.
+When it is wrong: rank 0's timers show stage 0 only and hold untimed work, so a claim from them rests on its lower bound, and a small
+share of one stage clears nothing; a profiler with Python stacks slows the host and widens the gaps.
 Thresholds: limit 0.25 (a quarter of the phase), above_ideal 0.10 (design: well beyond the noise of 0.01 - 0.03 between sources).
 """
 
@@ -46,8 +46,15 @@ def high_bubble_ratio(
         raise CannotTell(
             "nothing measures the idle time: wall_clock_breakdown (DeepSpeed up to 0.18.2), Megatron's timers, or a torch profiler trace of every rank would"
         )
+    if bubble.intervals == 1:
+        raise CannotTell("one print interval alone has timers, and the first holds warm-up: a longer log would tell")
     ideal = bubble.ideal
     if bubble.certain < limit and (ideal is None or bubble.certain < ideal + above_ideal):
+        if bubble.scope != "run":  # a stage that idles little may be the one that all others wait for
+            stage = int(bubble.per_stage[0]["stage"])
+            raise CannotTell(
+                f"only stage {stage} was measured ({percent(bubble.certain)} idle or more): profiler traces of every rank would show the others"
+            )
         return
     split = tables.get("breakdown") if bubble.source == "trace" and bubble.scope == "run" else None
     explained = ideal is not None and bubble.measured <= ideal + 0.03
@@ -69,6 +76,8 @@ def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown 
     measured = percent(bubble.measured or 0)
     if bubble.scope == "run":
         subject = f"the pipeline idles {measured} of its phase"
+    elif bubble.source == "trace":
+        subject = f"stage {int(bubble.per_stage[0]['stage'])} idles {measured} of the pipeline phase (only its trace shows passes)"
     else:
         subject = f"stage {int(bubble.per_stage[0]['stage'])} idles {measured} of the step outside the optimizer ({bubble.note})"
     if bubble.ideal is None:

@@ -18,7 +18,8 @@ class Bubble:
     """ideal: (p-1)/(v*m+p-1). measured: of the run (scope `run`) or of the stages in per_stage only (scope `stage`).
 
     source: trace, timers or megatron-timers. basis: instruction, kernel or timer. low..high bound what measured claims.
-    per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness.
+    per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness. intervals: how many
+    printed intervals timers gave, the first with its warm-up among them.
     """
 
     ideal: float | None = None
@@ -32,6 +33,7 @@ class Bubble:
     per_step: pd.DataFrame = field(default_factory=pd.DataFrame)
     where: list[tuple[str, int]] = field(default_factory=list)
     note: str | None = None
+    intervals: int | None = None
 
     @property
     def certain(self) -> float | None:
@@ -106,6 +108,7 @@ def timer_bubble(timers: pd.DataFrame, topology: Topology) -> Bubble:
         per_stage=[{"stage": 0, "bubble": float(measured), "busy_s": float(compute[good].median()) / 1e9}],
         where=[(str(witness["file"]), int(witness["line"]))],
         note="rank 0 alone prints timers: this is the idle share of stage 0, not of the pipeline",
+        intervals=len(timers),
     )
 
 
@@ -146,6 +149,7 @@ def megatron_bubble(megatron_timers: pd.DataFrame, topology: Topology) -> Bubble
         per_stage=[{"stage": pp - 1, "bubble": measured, "busy_s": float(compute[good].median()) / 1e9}],
         where=[(str(witness["file"]), int(witness["line"]))],
         note="the last rank alone prints timers: this is the idle share of the last stage; its embedding all-reduce is the drain, not communication",
+        intervals=len(megatron_timers),
     )
 
 

@@ -52,6 +52,9 @@ _ORDER = {  # value → facts that state it, most trusted first: what the engine
     "virtual_stages": ("args.virtual_pipeline_model_parallel_size",),
     "planned_steps": ("args.train_iters", "args.steps"),
 }
+_MAY_BE_ZERO = frozenset(("zero_stage", "activation_checkpoint_interval"))
+_MOST = 1 << 40
+"""What is larger, or less than 1, is a damaged line: no batch size and no number of steps."""
 
 
 @table("config", needs=("facts", "topology", "inputs", "tables"))
@@ -63,7 +66,8 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
     known = Config()
     facts = _one_config(facts, inputs, known)
     for name, sources in _ORDER.items():
-        values = [s for s in said(facts, sources) if isinstance(s.value, int | float) and float(s.value).is_integer()]
+        least = 0 if name in _MAY_BE_ZERO else 1
+        values = [s for s in said(facts, sources) if isinstance(s.value, int | float) and float(s.value).is_integer() and least <= s.value <= _MOST]
         if values:
             setattr(known, name, int(values[0].value))
             known.said[name] = values[0]
