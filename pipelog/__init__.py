@@ -1,9 +1,9 @@
 """pipelog: a post-mortem and efficiency analyzer for DeepSpeed pipeline-parallel training.
 
-    report = pipelog.diagnose(pipelog.read("job-folder"))
-    for finding in report.findings:
-        print(finding.severity, finding.title)
-    report.tables["stage_time"]            # pandas
+report = pipelog.diagnose(pipelog.read("job-folder"))
+for finding in report.findings:
+    print(finding.severity, finding.title)
+report.tables["stage_time"]            # pandas
 """
 
 from pipelog._version import __version__

@@ -69,7 +69,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One statement of one rule about one subject. title: one sentence with the number and its unit. cost: share of step time lost."""
+    """One statement of one rule about one subject. title: one sentence with the number and its unit. cost: share of the time of all steps lost."""
 
     id: str
     name: str

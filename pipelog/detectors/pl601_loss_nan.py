@@ -2,7 +2,7 @@
 
 What it does: looks for nan and inf among the printed losses and gradient norms, for iterations that Megatron counts as nan, and for
 iteration lines without a loss although their steps were not all skipped (Megatron leaves a nan loss out).
-Why it matters: from there on the weights are worthless; every further step is lost.
+Why it matters: from there on the weights are worthless; every further step is lost. The cost is the share of steps from there on.
 What to do: go back to the last checkpoint before the first step named; look at the data of that step, the learning rate, the precision.
 When it is wrong: fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
 Thresholds: none.
@@ -37,6 +37,7 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
     words = list(dict.fromkeys(rows["what"]))
     end = int(steps.rows["step"].max()) if len(steps.rows) else last
     to_end = ", to the end" if last >= end else ""
+    begin = int((steps.rows["step"] - steps.rows["steps"]).min()) if len(steps.rows) else 0
     yield Finding(
         "PL601",
         "loss-nan",
@@ -53,6 +54,7 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
             ),
             Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
         ),
+        cost=(end - first + 1) / (end - begin) if to_end and end > begin else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 What it does: compares every printed training loss with the lowest level before it (median of the last five), and looks whether it
 comes back.
-Why it matters: a loss that does not come back has diverged; the steps after it are lost.
+Why it matters: a loss that does not come back has diverged; the steps after it are lost. The cost is their share of all steps.
 What to do: lower the learning rate or lengthen the warm-up, skip the batches around the spike, resume from before it.
 When it is wrong: fine-tuning on a mixture of tasks scatters by itself; validation loss is not looked at.
 Thresholds: limit 1.5 times the level before and at_least 1.0 above it; recovered below 1.2 times the level before.
@@ -38,7 +38,7 @@ def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1
     end = float(value.iloc[max(peak, len(value) - 5) :].median())
     back = end <= recovered * before
     where = Where(steps=(int(loss["step"].iloc[first]), int(loss["step"].iloc[-1 if not back else peak])))
-    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end: diverged"
+    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end: not recovered"
     yield Finding(
         "PL602",
         "loss-spike",
@@ -48,4 +48,5 @@ def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1
         where,
         cite(loss.iloc[[first, peak, len(loss) - 1]]),
         (Advice("lower the learning rate or lengthen its warm-up; resume from a checkpoint before the jump and leave out the batches around it"),),
+        cost=None if back else (len(loss) - first) / len(loss),
     )

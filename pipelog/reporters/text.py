@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from pipelog._text import count, percent
@@ -46,9 +47,12 @@ def styled(report: Report, console: Console) -> None:
 
 def _finding(finding: Finding, console: Console) -> None:
     word, style = _SEVERITIES[finding.severity]
-    head = Text(f"{word:<8}", style=style)
-    head.append(printable(_capital(finding.title)))
-    head.append(f"  [{finding.id} {finding.name}, confidence {finding.confidence.value}{_cost(finding)}]", style="dim")
+    title = Text(printable(_capital(finding.title)))
+    title.append(f"  [{finding.id} {finding.name}, confidence {finding.confidence.value}{_cost(finding)}]", style="dim")
+    head = Table.grid(padding=0)
+    head.add_column(width=8, no_wrap=True)
+    head.add_column(overflow="fold")
+    head.add_row(Text(word, style=style), title)
     console.print(head)
     for evidence in finding.evidence:
         place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file

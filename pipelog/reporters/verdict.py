@@ -76,7 +76,7 @@ def _facts(report: Report) -> str:
         parts.append(f"{run['started_at'][:16].replace('T', ' ')} → {run['ended_at'][11:16]}")
     known = [f"{n} {shape[n]}" for n in ("pp", "dp", "tp") if shape[n] is not None]
     if known:
-        parts.append(" x ".join(known))
+        parts.append(" × ".join(known))
     elif shape["world_size"]:
         parts.append(count(shape["world_size"], "rank"))
     if config["micro_batches"]:
