@@ -4,7 +4,9 @@ What it does: checks train batch = micro-batch x accumulation steps x data-paral
 tensor-parallel ranks), on the configuration and on DeepSpeed's own assertion.
 Why it matters: DeepSpeed refuses to start, or the run has another number of micro-batches than people think: m is of one replica.
 What to do: set two of the three values and let DeepSpeed derive the third.
-When it is wrong: a configuration in the folder that this job did not use; elastic jobs change the number of replicas.
+When it is wrong: a configuration in the folder that this job did not use; elastic jobs change the number of replicas. A job that made
+steps passed DeepSpeed's own check, so then the files are at odds, not the job, and nothing is claimed; nor where the batch grows during
+the run (rampup_batch_size).
 Thresholds: none; it is arithmetic.
 """
 
@@ -18,13 +20,14 @@ import pandas as pd
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, cite, detector
 from pipelog.tables import CannotTell
 from pipelog.tables.config import Config
+from pipelog.tables.steps import Steps
 from pipelog.tables.topology import Topology
 
 _ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size (\d+) != (\d+) \* (\d+) \* (\d+)")
 
 
-@detector("PL103", "batch-arithmetic", needs=("config", "topology", "messages_said"))
-def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataFrame) -> Iterator[Finding]:
+@detector("PL103", "batch-arithmetic", needs=("config", "topology", "messages_said", "facts", "steps"))
+def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataFrame, facts: pd.DataFrame, steps: Steps) -> Iterator[Finding]:
     """One finding: from the assertion, or from the values."""
     refused = messages_said[[_ASSERTION.search(t or "") is not None for t in messages_said["text"]]]
     advice = (Advice("leave one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps out; DeepSpeed derives it"),)
@@ -52,6 +55,11 @@ def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataF
         problem = f"train batch {train} cannot be divided by micro-batch {micro} x {dp} data-parallel replicas = {micro * dp}"
     else:
         return
+    if len(steps.rows):
+        raise CannotTell(f"{problem}; but the job made steps, so it ran with other values than these files state")
+    ramp = facts[(facts["name"] == "args.rampup_batch_size") & ~facts["text"].fillna("None").isin(["None", "null", ""])]
+    if len(ramp):
+        raise CannotTell("the batch grows during the run (rampup_batch_size), so no one product holds")
     said = [s for name in ("train_batch_size", "micro_batch_size", "micro_batches") if (s := config.said.get(name)) is not None]
     yield Finding(
         "PL103",

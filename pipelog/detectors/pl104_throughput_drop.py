@@ -5,6 +5,7 @@ and asks that the later level is higher, lasts to the end, and lies outside what
 Why it matters: a node that throttles, a neighbour that takes the network or a leak slows everything from one moment on.
 What to do: see what changed at that step: hosts' clocks and temperatures, other jobs, checkpoints, the data set.
 When it is wrong: a planned change (batch-size ramp-up, longer sequences) does the same; the global batch is checked, sequences are not.
+Steps that fp16 skips while it searches its loss scale are shorter, since they have no optimizer step: that is checked, too.
 Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side.
 """
 
@@ -37,7 +38,7 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
         return
     if np.mean(after > low * (1 + limit / 2)) < 0.9 or np.mean(before > (low + high) / 2) > 0.2:  # spikes, not a new level
         return
-    if _batch_grew(scalars, rows, place, high / low):
+    if _batch_grew(scalars, rows, place, high / low) or _were_skipped(scalars, rows, place):
         return
     first = int(rows["step"].iloc[place - 1]) + 1
     yield Finding(
@@ -82,3 +83,16 @@ def _batch_grew(scalars: pd.DataFrame, rows: pd.DataFrame, place: int, factor: f
     border = int(rows["step"].iloc[place - 1])
     before, after = batch[batch["step"] <= border]["value"], batch[batch["step"] > border]["value"]
     return bool(len(before) and len(after) and after.median() / before.median() >= factor * 0.95)
+
+
+def _were_skipped(scalars: pd.DataFrame, rows: pd.DataFrame, place: int) -> bool:
+    """Whether a good part of the steps before was skipped for overflows, and fewer after."""
+    border = int(rows["step"].iloc[place - 1])
+    counted, interval = series(scalars, "skipped_steps"), series(scalars, "skipped_in_interval")
+    for skipped in (counted.assign(value=counted["value"].diff().fillna(counted["value"])), interval):
+        early, late = skipped[skipped["step"] <= border], skipped[skipped["step"] > border]
+        before = float(early["value"].sum()) / border if len(early) else 0.0
+        after = float(late["value"].sum()) / max(1, int(rows["step"].iloc[-1]) - border) if len(late) else 0.0
+        if before > 0.25 and before > 2 * after:
+            return True
+    return False
