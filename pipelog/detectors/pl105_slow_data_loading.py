@@ -1,7 +1,8 @@
 """PL105 slow-data-loading: batches arrive late.
 
 What it does: takes the time that the first and the last stage spend on getting a micro-batch (the only ones that load data), from
-traces, or from the timers batch_input (DeepSpeed, rank 0) and batch-generator (Megatron, last rank), as a share of the step.
+traces, or from the timers batch_input (DeepSpeed, rank 0) and batch-generator (Megatron, last rank), as a share of the step; the median
+over the recorded steps, since one late batch (the first of an epoch) is no slow loading.
 Why it matters: in a pipeline the load stands in the way of every micro-batch of stage 0, and so of all stages behind it.
 What to do: more loader workers, prefetching, pinned memory, data on a faster file system, preprocessing done before the job.
 When it is wrong: from a trace without stacks any idle time right before a forward pass of these stages counts as loading.
@@ -29,7 +30,8 @@ _ADVICE = (
 def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10) -> Iterator[Finding]:
     """One finding a source: the traces where there are any, else the timers."""
     passes = tables.get("passes") if (topology.pp or 0) > 1 else None
-    if passes is not None and len(passes):
+    loading = {0, (topology.pp or 1) - 1}
+    if passes is not None and len(passes) and set(tables["stage_time"]["stage"]) & loading:
         yield from _from_traces(passes, tables["stage_time"], limit)
         return
     for name, column, whole, stage in (
@@ -38,6 +40,8 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
     ):
         timers = tables[name]
         if column in timers:
+            if len(timers) < 2:
+                raise CannotTell("one print interval alone times the loading, and the first holds warm-up: a longer log would tell")
             yield from _from_timers(timers, column, whole, stage, limit)
             return
     raise CannotTell("nothing times the loading: the timer batch_input (wall_clock_breakdown), Megatron's batch-generator or a trace of rank 0 would")
@@ -51,28 +55,33 @@ def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -
     steps = stage_time.assign(step_ns=stage_time["step_end_ns"] - stage_time["step_start_ns"]).set_index(["step", "rank"])[["stage", "step_ns"]]
     each = each.join(steps, how="inner")
     each["share"] = each["load_ns"] / each["step_ns"]
-    late = each[each["share"] > limit].reset_index()
+    usual = each.groupby("rank")["share"].median()
+    late = each[each.index.get_level_values("rank").isin(usual.index[usual > limit])].reset_index()
     if not len(late):
         return
-    worst = late.loc[late["share"].idxmax()]
+    late["usual"] = late["rank"].map(usual)
+    worst = late[late["usual"] == late["usual"].max()].iloc[0]
+    one = float(late[late["rank"] == worst["rank"]]["one_ns"].median())
     stages = tuple(sorted({int(s) for s in late["stage"]}))
     yield Finding(
         "PL105",
         "slow-data-loading",
-        f"stage {int(worst['stage'])} waits {seconds(worst['one_ns'])} for each micro-batch, {percent(worst['share'])} of the step",
+        f"stage {int(worst['stage'])} waits {seconds(one)} for each micro-batch, {percent(worst['usual'])} of the step",
         Severity.WARNING,
         Confidence.HIGH,
         Where(ranks=tuple(sorted({int(r) for r in late["rank"]})), stages=stages, steps=(int(late["step"].min()), int(late["step"].max()))),
         cite(late, by="share"),
         _ADVICE,
-        cost=float(worst["share"]),
+        cost=float(worst["usual"]),
     )
 
 
 def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int, limit: float) -> Iterator[Finding]:
-    used = timers.iloc[1:] if len(timers) > 1 else timers
+    used = timers.iloc[1:]
     share = (used[column] / used[whole]).median()
-    if not share > limit:
+    if pd.isna(share):
+        raise CannotTell("the loading was timed in the first print interval only, which holds warm-up")
+    if share <= limit:
         return
     worst = used.loc[used[column].idxmax()]
     yield Finding(
