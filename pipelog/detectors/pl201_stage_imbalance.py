@@ -28,6 +28,8 @@ def stage_imbalance(tables: Tables, topology: Topology, *, limit: float = 0.10) 
     if topology.pp == 1:
         raise CannotTell("one stage: no pipeline")
     balance = tables["balance"]
+    if len(balance) < 2:
+        raise CannotTell("only one stage was measured: a torch profiler trace of every stage would show the others")
     if topology.pp and len(balance) < topology.pp:
         raise CannotTell(f"{len(balance)} of {topology.pp} stages were measured: a torch profiler trace of every stage would show the others")
     stage_time = tables["stage_time"]

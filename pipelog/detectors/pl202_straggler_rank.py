@@ -4,7 +4,8 @@ What it does: compares the compute time per micro-batch of the ranks of one stag
 lower median of them; a rank that stays above the limit from some step on is named, with that step.
 Why it matters: all replicas meet in the gradient reduction, so the slowest rank sets the step time of the whole job.
 What to do: look at that GPU and its host: clocks, temperature, ECC counters, other processes, a slow PCIe link; exchange it.
-When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named.
+When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named. One slow
+step among others is no straggler; where one step alone was recorded, it may be a hiccup, and the confidence is lower.
 Thresholds: limit 0.10 (10 % above its peers).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from pipelog._text import percent, seconds
@@ -32,11 +34,9 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
     length = float((stage_time["step_end_ns"] - stage_time["step_start_ns"]).median())
     for rank, mine in peers.sort_values("step").groupby("rank"):
         slow = (mine["ratio"] > 1 + limit).to_numpy()
-        if not slow[-1] or (slow.mean() < 0.5 and len(slow) > 2):
+        first = len(slow) - int(np.logical_and.accumulate(slow[::-1]).sum())
+        if first > len(slow) - min(2, len(slow)) or slow.mean() < 0.5:
             continue
-        first = len(slow) - 1
-        while first > 0 and slow[first - 1]:
-            first -= 1
         late = mine.iloc[first:]
         stage, ratio = int(late["stage"].iloc[0]), float(late["ratio"].median())
         lost = float((late["compute_ns"] - late["peer_ns"]).median()) * float(stage_time["micro_batches"].median()) / length
@@ -47,7 +47,7 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
             f"rank {rank} (stage {stage}, replica {int(late['replica'].iloc[0])}) computes {percent(ratio - 1)} longer than its peers{since}: "
             f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
             Severity.WARNING if lost > 0.02 else Severity.INFO,
-            Confidence.HIGH,
+            Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
             Where(
                 ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))
             ),
