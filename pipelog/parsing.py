@@ -5,6 +5,8 @@ its record begins with; one scan finds all marks of all parsers; a record runs f
 line. What stands before the mark is its *head* (launcher prefix, logger stamp, `[Rank N]`), parsed once by the engine for rank,
 host and time; a parser may ask for fields of its own in the head.
 
+A line that speaks of a failure is told by a literal anywhere in it, and is wanted whole: `@lines` is for those; their marks cut no record.
+
 There is no loop, no `try` and no unit arithmetic in a record parser:
 
     @records("deepspeed-steps", mark="steps: ", pattern=r"^steps: (?P<step>\d+) loss: (?P<loss>\S+) iter time \(s\): (?P<s>[\d.]+)")
@@ -52,6 +54,16 @@ class RecordParser:
 
 
 @dataclass(frozen=True, slots=True)
+class LineParser:
+    """A parser of whole lines: see `lines`."""
+
+    key: str
+    marks: tuple[str, ...]
+    pattern: str
+    parse: Callable[[Records], Iterable[Rows]]
+
+
+@dataclass(frozen=True, slots=True)
 class BlockParser:
     """A parser of records over several lines: see `block`."""
 
@@ -59,10 +71,12 @@ class BlockParser:
     marks: tuple[str, ...]
     head: str
     most: int
+    whole: bool
     parse: Callable[[Block], Iterable[Row | Skipped]]
 
 
 RECORDS: Registry[RecordParser] = Registry()
+LINES: Registry[LineParser] = Registry()
 BLOCKS: Registry[BlockParser] = Registry()
 
 
@@ -88,13 +102,34 @@ def records(
     return add
 
 
+def lines(
+    key: str, *, mark: str | tuple[str, ...], pattern: str
+) -> Callable[[Callable[[Records], Iterable[Rows]]], Callable[[Records], Iterable[Rows]]]:
+    """Register a parser of whole lines.
+
+    mark: literal(s) of which the line holds one, anywhere; long and rare ones, which may be part of a word, cost the scan least.
+    pattern: RE2 expression with named groups, searched in the line without launcher prefix and colours; lines without it are
+    left alone. The group `line` is that whole line. A line that several parsers claim is given to each of them; of marks that
+    overlap only the first counts.
+    """
+
+    def add(function: Callable[[Records], Iterable[Rows]]) -> Callable[[Records], Iterable[Rows]]:
+        LINES.add(key, LineParser(key, _tuple(mark), pattern, function))
+        return function
+
+    return add
+
+
 def block(
-    key: str, *, mark: str | tuple[str, ...], head: str = "", most: int = 400
+    key: str, *, mark: str | tuple[str, ...], head: str = "", most: int = 400, whole: bool = False
 ) -> Callable[[Callable[[Block], Iterable[Row | Skipped]]], Callable[[Block], Iterable[Row | Skipped]]]:
-    """Register a parser of records over several lines, at most *most* of them, beginning at *mark*."""
+    """Register a parser of records over several lines, at most *most* of them, beginning at *mark*.
+
+    whole: what it reads is its own; its mark on a line that it has read, of the same writer, begins no block of its own.
+    """
 
     def add(function: Callable[[Block], Iterable[Row | Skipped]]) -> Callable[[Block], Iterable[Row | Skipped]]:
-        BLOCKS.add(key, BlockParser(key, _tuple(mark), head, most, function))
+        BLOCKS.add(key, BlockParser(key, _tuple(mark), head, most, whole, function))
         return function
 
     return add
@@ -232,8 +267,12 @@ class Block:
     head: str
     line: int
     _rest: Iterator[tuple[int, str]]
+    note: Callable[[int], None] | None = None
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """(number, text) from the mark on: lines of the same writer, with launcher prefixes and colours removed."""
         yield self.line, self.first
-        yield from self._rest
+        for number, text in self._rest:
+            if self.note is not None:
+                self.note(number)
+            yield number, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ _MOST_BLOCKS = 32
 _KNOWN = ("rank", "host", "label", "clock", "start_ns", "line")
 
 Skip = Callable[[Skipped], None]
+Taken = dict[tuple[str, Any], int]
+"""Of each parser that takes blocks as a whole, and each writer: the last line that was read."""
 
 
 class Ahead:
@@ -53,7 +56,15 @@ class Ahead:
 
 
 def rows(
-    parser: BlockParser, chunk: Chunk, found: Found, columns: dict[str, pa.Array], which: np.ndarray, ahead: Ahead, prefix: heads.Prefix, skip: Skip
+    parser: BlockParser,
+    chunk: Chunk,
+    found: Found,
+    columns: dict[str, pa.Array],
+    which: np.ndarray,
+    ahead: Ahead,
+    prefix: heads.Prefix,
+    taken: Taken,
+    skip: Skip,
 ) -> pa.Table | None:
     """The rows of all blocks of one parser in a chunk, None where there is none."""
     before = columns["_head"].take(pa.array(which))
@@ -64,7 +75,12 @@ def rows(
         if not keep[n]:
             continue
         known = {k: columns[k][i].as_py() for k in _KNOWN}
-        for row in parser.parse(_block(parser, chunk, found, i, limit, heads_of[n], ahead, prefix)):
+        block, who = _block(parser, chunk, found, i, limit, heads_of[n], ahead, prefix)
+        if parser.whole:
+            if block.line <= taken.get((parser.key, who), 0):
+                continue
+            block.note = functools.partial(taken.__setitem__, (parser.key, who))
+        for row in parser.parse(block):
             if isinstance(row, Skipped):
                 skip(row)
             else:
@@ -87,7 +103,7 @@ def _few(parser: BlockParser, found: Found, which: np.ndarray, skip: Skip) -> It
             skip(Skipped(None, f"{parser.key}: a line with more than {_MOST_BLOCKS} of them"))
 
 
-def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, head: str, ahead: Ahead, prefix: heads.Prefix) -> Block:
+def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, head: str, ahead: Ahead, prefix: heads.Prefix) -> tuple[Block, Any]:
     start = int(found.start[i])
     newline = chunk.data.find(b"\n", start)
     newline = len(chunk.data) if newline < 0 else newline
@@ -96,7 +112,7 @@ def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, 
     number = int(chunk.first + found.line[i])
     rest = _lines(chunk, newline + 1, number + 1, ahead, parser.most - 1)
     own = ((n, text[end:]) for n, text, (who, end) in ((n, t, prefix.writer(t)) for n, t in rest) if who == writer)
-    return Block(first, head, number, own)
+    return Block(first, head, number, own), writer
 
 
 def _lines(chunk: Chunk, begin: int, number: int, ahead: Ahead, most: int) -> Iterator[tuple[int, str]]:

@@ -145,6 +145,11 @@ def clean_line(raw: bytes) -> str:
     return text.replace("\0", "")
 
 
+def without(lines: pa.Array, of_line: Prefix) -> pa.Array:
+    """*lines* without the launcher's prefix."""
+    return pc.replace_substring_regex(lines, of_line.expression, "")
+
+
 def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bool) -> dict[str, pa.Array]:
     """rank, host, label, clock and start_ns of each record, from its head.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.events import EVENTS, WORD, Input, Skipped, conform, constant
-from pipelog.parsing import RecordParser, Records
+from pipelog.parsing import BlockParser, LineParser, RecordParser, Records
 from pipelog.reading import blocks, heads
 from pipelog.reading.blocks import Ahead
 from pipelog.reading.files import Source, local_rank_of_name, rank_of_name
-from pipelog.reading.marks import Found, cut, find, marks
+from pipelog.reading.marks import Found, cut, find, find_lines, line_marks, marks
 from pipelog.reading.streams import Chunk, Stream, chunks
 
 _SAMPLE = 256 << 10
@@ -53,6 +54,7 @@ class _Reader:
         self.lines = 0
         self.tail = b""
         self.odd = True
+        self.taken: blocks.Taken = {}
 
     def notes(self, stream: Stream) -> dict[str, Any]:
         """What the report says of the file as a whole."""
@@ -77,18 +79,18 @@ class _Reader:
         if len(data) >= 2**31 - 1:  # cannot be: chunks are limited
             self._skip(Skipped(chunk.first, "a line of more than 2 GiB"))
             return []
+        tables = self._lines(chunk)
         found = find(data, chunk.newlines)
         if found is None:
-            return []
+            return tables
         columns = self._columns(chunk, found)
-        tables = []
         for index in np.unique(found.parser).tolist():
             parser = marks().parsers[index]
             which = np.flatnonzero(found.parser == index)
             if isinstance(parser, RecordParser):
                 tables += self._records(parser, columns, which)
-            else:
-                made = blocks.rows(parser, chunk, found, columns, which, ahead, self.prefix, self._skip)
+            elif isinstance(parser, BlockParser):
+                made = blocks.rows(parser, chunk, found, columns, which, ahead, self.prefix, self.taken, self._skip)
                 tables += [self._finish(made)] if made is not None else []
         return tables
 
@@ -108,6 +110,27 @@ class _Reader:
         known["_pieces"] = cut(chunk.data, found.start, found.end)
         return known
 
+    def _lines(self, chunk: Chunk) -> list[pa.Table]:
+        """The rows of the parsers of whole lines."""
+        found = find_lines(chunk.data, chunk.newlines)
+        if found is None:
+            return []
+        lines, parser, place = found
+        columns = self._columns(chunk, lines)
+        assert self.prefix is not None
+        pieces = heads.clean(columns["_pieces"].take(pa.array(2 * np.arange(len(lines.start)))), odd=self.odd)
+        whole = heads.without(pc.binary_join_element_wise(columns["_head"], pieces, ""), self.prefix)
+        tables = []
+        for index in np.unique(parser).tolist():
+            take = pa.array(place[parser == index])
+            claimed, texts = line_marks().parsers[index], whole.take(take)
+            assert isinstance(claimed, LineParser)
+            match = pc.extract_regex(texts, claimed.pattern)
+            groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)} | {"line": texts}
+            mine = {k: v.take(take) for k, v in columns.items() if not k.startswith("_")}
+            tables += self._parsed(claimed.parse, Records(groups, mine).where(pc.is_valid(match)))
+        return tables
+
     def _records(self, parser: RecordParser, columns: dict[str, pa.Array], which: np.ndarray) -> list[pa.Table]:
         take = pa.array(which)
         mine = {k: v.take(take) for k, v in columns.items() if not k.startswith("_")}
@@ -124,10 +147,12 @@ class _Reader:
             self.more_skipped += max(0, pc.sum(torn).as_py() - _MOST_SKIPPED)
             for line, text in zip(mine["line"].filter(torn)[:_MOST_SKIPPED].to_pylist(), texts.filter(torn)[:_MOST_SKIPPED].to_pylist(), strict=True):
                 self._skip(Skipped(line, f"{parser.key}: the record is broken off: {text[:80]!r}"))
-        found = Records(groups, mine).where(keep)
+        return self._parsed(parser.parse, Records(groups, mine).where(keep))
+
+    def _parsed(self, parse: Callable[[Records], Iterable[pa.Table]], found: Records) -> list[pa.Table]:
         if not len(found):
             return []
-        out = [self._finish(rows) for rows in parser.parse(found) if rows.num_rows]
+        out = [self._finish(rows) for rows in parse(found) if rows.num_rows]
         for place in found.skipped:
             self._skip(place)
         return out

@@ -14,10 +14,10 @@ import pyarrow as pa
 from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
 from pipelog import parsers as package
-from pipelog.parsing import BLOCKS, RECORDS, BlockParser, RecordParser
+from pipelog.parsing import BLOCKS, LINES, RECORDS, BlockParser, LineParser, RecordParser
 from pipelog.registry import load
 
-Parser = RecordParser | BlockParser
+Parser = RecordParser | BlockParser | LineParser
 
 _TOGETHER = 64
 """Literals in one automaton: up to so many are first searched with SIMD (Teddy), so that three automata take two thirds of the time of one."""
@@ -25,7 +25,7 @@ _TOGETHER = 64
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The automata, and for each of their literals, in order, the index of the parser it opens a record for, -1 for a shadow."""
+    """Automata, and for each of their literals, in order, the index of the parser it belongs to, -1 for a shadow."""
 
     automata: tuple[BytesAhoCorasick, ...]
     firsts: tuple[int, ...]
@@ -36,9 +36,19 @@ class Marks:
 
 @functools.cache
 def marks() -> Marks:
-    """The marks of all parsers there are. A literal belongs to one parser; raises ValueError where two claim it."""
+    """The marks of all parsers of records and blocks. A literal belongs to one parser; raises ValueError where two claim it."""
     load(package)
-    parsers: tuple[Parser, ...] = (*RECORDS.values(), *BLOCKS.values())
+    return _marks((*RECORDS.values(), *BLOCKS.values()))
+
+
+@functools.cache
+def line_marks() -> Marks:
+    """The marks of all parsers of whole lines: searched for themselves, so that they hide no record."""
+    load(package)
+    return _marks(tuple(LINES.values()))
+
+
+def _marks(parsers: tuple[Parser, ...]) -> Marks:
     owner: dict[bytes, int] = {}
     for index, parser in enumerate(parsers):
         for mark in parser.marks:
@@ -48,8 +58,8 @@ def marks() -> Marks:
         for shadow in getattr(parser, "shadows", ()):
             owner.setdefault(shadow.encode(), -1)
     literals = sorted(owner)
-    some = -(-len(literals) // -(-len(literals) // _TOGETHER))
-    firsts = tuple(range(0, len(literals), some))
+    some = -(-len(literals) // max(1, -(-len(literals) // _TOGETHER)))
+    firsts = tuple(range(0, len(literals), max(1, some)))
     automata = tuple(BytesAhoCorasick(literals[i : i + some], matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA) for i in firsts)
     wordy = np.array([literal[:1].isalpha() for literal in literals], bool)
     return Marks(automata, firsts, parsers, np.array([owner[literal] for literal in literals], np.int32), wordy)
@@ -102,6 +112,35 @@ def find(data: bytes, newlines: np.ndarray) -> Found | None:
     end[:-1] = np.minimum(end[:-1], start[1:])
     head[1:] = np.maximum(head[1:], start[:-1])
     return Found(parser, head, start, end, line, line_start, opener)
+
+
+def find_lines(data: bytes, newlines: np.ndarray) -> tuple[Found, np.ndarray, np.ndarray] | None:
+    """The lines that parsers of whole lines want, and the pairs of parser and line: (lines, parser, index of the line).
+
+    start is the first mark on a line, end the end of the line; what a progress bar wrote over counts as a line of its own.
+    """
+    table = line_marks()
+    parts = []
+    for automaton, first in zip(table.automata, table.firsts, strict=True):
+        hits = automaton.find_matches_as_indexes(data)
+        part = np.fromiter(itertools.chain.from_iterable(hits), np.int64, 3 * len(hits)).reshape(-1, 3)
+        part[:, 0] += first
+        parts.append(part)
+    found = np.concatenate(parts) if parts else np.zeros((0, 3), np.int64)
+    if not len(found):
+        return None
+    found = found[np.argsort(found[:, 1], kind="stable")]
+    literal, start = found[:, 0], found[:, 1]
+    borders = np.union1d(newlines, np.flatnonzero(np.frombuffer(data, np.uint8) == 13)) if b"\r" in data else newlines
+    piece = np.searchsorted(borders, start)
+    pieces, opening, which = np.unique(piece, return_index=True, return_inverse=True)
+    claims = np.unique(np.stack((table.owner[literal], which)), axis=1)
+    start = start[opening]
+    line = np.searchsorted(newlines, start)
+    head = np.concatenate(([0], borders + 1))[pieces]
+    line_start = np.concatenate(([0], newlines + 1))[line]
+    lines = Found(np.full(len(pieces), -1), head, start, np.append(borders, len(data))[pieces], line, line_start, np.arange(len(pieces)))
+    return lines, claims[0], claims[1]
 
 
 def _hits(table: Marks, data: bytes) -> tuple[np.ndarray, np.ndarray]:

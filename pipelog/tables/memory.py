@@ -58,9 +58,11 @@ def stage_memory(memory: pd.DataFrame, topology: Topology, config: Config) -> St
     """Peak of each stage beside its 1F1B expectation.
 
     expected(s) = max(floor, base + a * min(p - s, m)) over the inner stages, with a the median difference of neighbouring inner
-    stages per micro-batch held (0 below five stages), plus (parameters - median) * 16 bytes for the first and the last stage
-    (design/product.md). base is the lower median of what the inner stages leave, so that one heavy stage does not move it; floor is
-    the lowest inner peak: where the optimizer step needs more than the activations, the stages are equal.
+    stages per micro-batch held, plus 16 bytes for each parameter above the median stage's (design/product.md). With four stages a is
+    the smaller of the differences of stage 0 and 1 and of 1 and 2: 1F1B makes both, a leak on one stage only one. base is the lower
+    median of what the inner stages leave, so that one heavy stage does not move it; floor is the lowest inner peak: where the optimizer
+    step needs more than the activations, the stages are equal. Of the ends, which hold embedding and head, nothing is expected where no
+    line states their parameters.
     """
     peaks = memory.dropna(subset=["max_allocated", "stage"])
     p, m = topology.pp, config.micro_batches
@@ -82,19 +84,19 @@ def stage_memory(memory: pd.DataFrame, topology: Topology, config: Config) -> St
         return StageMemory(table_, reason="below four stages there are no two inner stages to compare")
     if len(table_) < p:
         return StageMemory(table_, reason=f"{len(table_)} of {p} stages printed their memory")
-    inner = table_[(table_["stage"] > 0) & (table_["stage"] < p - 1)]
-    held = np.array([in_flight(s, p, m) if m else 0 for s in inner["stage"]])
-    peak = inner["peak_bytes"].to_numpy(dtype=float)
-    slope = _slope(peak, held) if p >= 5 and m else 0.0
-    base = float(np.sort(peak - slope * held)[(len(peak) - 1) // 2])
-    floor = float(peak.min())
-    everywhere = np.array([in_flight(s, p, m) if m else 0 for s in table_["stage"]])
-    expected = np.maximum(floor, base + slope * everywhere)
+    if not m:
+        return StageMemory(table_, reason="the number of micro-batches is not known, so neither is how many of them a stage holds")
     params = topology.stages.set_index("stage")["params"].reindex(table_["stage"]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    if np.isfinite(params).all():
-        extra = (params - np.median(params)) * BYTES_PER_PARAMETER
-        ends = (table_["stage"] == 0) | (table_["stage"] == p - 1)
-        expected = expected + np.where(ends, np.maximum(extra, 0), 0)
+    known = bool(np.isfinite(params).all())
+    extra = np.maximum(params - np.median(params), 0) * BYTES_PER_PARAMETER if known else np.zeros(p)
+    held = np.array([in_flight(s, p, m) for s in range(p)])
+    peak = table_["peak_bytes"].to_numpy(dtype=float) - extra
+    slope = _slope(peak[1:-1], held[1:-1]) if p >= 5 else min(_slope(peak[0:2], held[0:2]), _slope(peak[1:3], held[1:3]))
+    inner = peak[1:-1]
+    base = float(np.sort(inner - slope * held[1:-1])[(len(inner) - 1) // 2])
+    expected = np.maximum(float(inner.min()), base + slope * held) + extra
+    if not known:
+        expected[[0, -1]] = np.nan
     table_["expected_bytes"] = expected
     return StageMemory(table_, slope_bytes=slope or None)
 
