@@ -18,8 +18,8 @@ import pipelog.reporters
 import pipelog.tables
 from pipelog.cli import main
 from pipelog.findings import DETECTORS, Detector
-from pipelog.parsing import BLOCKS, RECORDS
-from pipelog.reading.marks import marks
+from pipelog.parsing import BLOCKS, LINES, RECORDS
+from pipelog.reading.marks import line_marks, marks
 from pipelog.registry import load
 from pipelog.reporters import REPORTERS
 from pipelog.tables import TABLES
@@ -139,17 +139,18 @@ def test_contract_names_exist() -> None:
     assert wanted <= {r.name for r in RULES}
 
 
-@pytest.mark.parametrize("key", sorted([*RECORDS, *BLOCKS]))
+@pytest.mark.parametrize("key", sorted([*RECORDS, *BLOCKS, *LINES]))
 def test_every_parser_has_a_golden_log(key: str) -> None:
     assert list((FIXTURES / "logs" / key).glob("*.log"))
 
 
 def test_every_golden_folder_has_its_parser() -> None:
-    assert {p.name for p in (FIXTURES / "logs").iterdir() if p.is_dir()} <= {*RECORDS, *BLOCKS}
+    assert {p.name for p in (FIXTURES / "logs").iterdir() if p.is_dir()} <= {*RECORDS, *BLOCKS, *LINES}
 
 
 def test_no_mark_belongs_to_two_parsers() -> None:
     assert len(marks().parsers) == len(RECORDS) + len(BLOCKS)
+    assert len(line_marks().parsers) == len(LINES)
 
 
 def test_tables_need_tables_that_exist() -> None:

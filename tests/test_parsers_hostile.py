@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from pipelog import parsing
 from pipelog.events import EVENTS, Input
-from pipelog.parsing import BLOCKS, RECORDS
 from pipelog.reading.configs import is_config, read_config
 from pipelog.reading.files import Source
 from pipelog.reading.logs import read_log
@@ -20,7 +20,8 @@ from pipelog.reading.marks import marks
 from tests.conftest import FIXTURES
 
 marks()
-MARKS = sorted({mark.encode() for parser in (*RECORDS.values(), *BLOCKS.values()) for mark in (*parser.marks, *getattr(parser, "shadows", ()))})
+PARSERS = (*parsing.RECORDS.values(), *parsing.BLOCKS.values(), *parsing.LINES.values())
+MARKS = sorted({mark.encode() for parser in PARSERS for mark in (*parser.marks, *getattr(parser, "shadows", ()))})
 LINES = sorted({line for log in (FIXTURES / "logs").glob("*/*.log") for line in log.read_bytes().split(b"\n") if line})
 
 ODD = (
