@@ -7,7 +7,8 @@ intervals that are far longer than usual, with the excess in the p2p timers.
 Why it matters: a link that is slow for every micro-batch is paid m times a step; nothing overlaps p2p in DeepSpeed's pipeline.
 What to do: check the link named (NIC, cable, routing, interface chosen by NCCL); and what the sender does before it sends.
 When it is wrong: idle time on the sender right before its sends to one neighbour has two readings, a slow link or a slow host path (a
-copy, a lock, garbage collection on that rank); both are named. A receive that waits for a slow stage is not the link's.
+copy, a lock, garbage collection on that rank); both are named. A receive that waits for a slow stage is not the link's. A network that
+is slow everywhere makes no link stand out: high-bubble-ratio shows its transfers.
 Thresholds: limit 0.05 of the phase for a link, 0.05 of the step for Megatron's exchange; floor_ms 2 more than the other links in
 the median message, or ten times that in single ones, timed on the host, where a busy core alone makes a millisecond (a tenth of it
 where the device timed it);
@@ -33,26 +34,42 @@ def communication_stall(
     """One finding a link (both directions together), a kind of collective, or a run of spikes."""
     pp = topology.pp or 0
     links = tables.get("links") if pp > 1 else None
-    collectives = tables.get("collectives")
+    collectives = _of_all_ranks(tables, topology)
+    found: list[Finding] = []
     if links is not None:
         messages = tables["messages"]
         floor = floor_ms * 1e6 * (0.1 if messages["on_device"].any() else 1.0)
-        yield from _links(links, messages, topology, limit, floor)
+        found += _links(links, messages, topology, limit, floor)
     if collectives is not None:
-        yield from _collectives(collectives, tables, collective)
-    if links is not None:
-        return
-    if pp < 2 and collectives is None:
-        raise CannotTell("no pipeline, and no trace of collectives" if topology.pp == 1 else "neither the stages nor any message is known")
+        found += _collectives(collectives, tables, collective)
+    if links is None and pp != 1:
+        found += _from_timers(tables, pp, limit, spike, optional=bool(found))
+    elif pp == 1 and collectives is None:
+        raise CannotTell("no pipeline, and no collectives that all ranks recorded")
+    yield from found
+
+
+def _of_all_ranks(tables: Tables, topology: Topology) -> pd.DataFrame | None:
+    """The collectives where every rank of the job was recorded: else what looks long may be the wait for a rank that was not."""
+    collectives = tables.get("collectives")
+    recorded = {t.rank for t in tables["host_traces"]} if collectives is not None else set()
+    return collectives if topology.world_size is not None and len(recorded) >= topology.world_size else None
+
+
+def _from_timers(tables: Tables, pp: int, limit: float, spike: float, *, optional: bool) -> list[Finding]:
+    """What Megatron's last rank or DeepSpeed's rank 0 timed. Rank 0's own waiting holds fill, drain and slower stages: it clears nothing."""
     timers, megatron = tables["timers"], tables["megatron_timers"]
-    if "backward-send-forward-recv" in megatron:
-        yield from _exchange(megatron, pp, limit)
-    elif "pipe_recv_grad_ns" in timers or "pipe_send_output_ns" in timers:
-        if len(timers) < 8:
-            raise CannotTell("rank 0's timers show its own waiting only, which holds fill, drain and slower stages: traces of all ranks would tell")
-        yield from _spikes(timers, spike)
-    elif collectives is None:
-        raise CannotTell("no message was timed: p2p timers (wall_clock_breakdown) or a profiler trace of every rank would show the waits")
+    if "backward-send-forward-recv" in megatron and len(megatron) > 1 and pp > 1:
+        return list(_exchange(megatron, pp, limit))
+    shown = "pipe_recv_grad_ns" in timers or "pipe_send_output_ns" in timers
+    spikes = list(_spikes(timers, spike)) if shown and len(timers) >= 8 else []
+    if spikes or optional:
+        return spikes
+    if shown:
+        raise CannotTell("rank 0's timers show its own waiting only, which holds fill, drain and slower stages: traces of all ranks would tell")
+    raise CannotTell(
+        "no message was timed on both sides: a profiler trace of every rank, or Megatron's timers of two intervals or more, would show the waits"
+    )
 
 
 def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limit: float, floor: float) -> Iterator[Finding]:
@@ -109,7 +126,7 @@ def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Ite
         yield Finding(
             "PL401",
             "communication-stall",
-            f"{name} takes {seconds(row['own_ns'])} of a step ({percent(row['share'])}) once all {int(row['ranks'])} recorded ranks have come",
+            f"{name} takes {seconds(row['own_ns'])} of a step ({percent(row['share'])}) once all {int(row['ranks'])} ranks have come",
             Severity.WARNING,
             Confidence.MEDIUM,
             Where(steps=(int(steps.min()), int(steps.max()))),
@@ -134,7 +151,7 @@ def _rows_of(tables: Tables, name: str) -> tuple[Evidence, ...]:
 
 def _exchange(megatron: pd.DataFrame, pp: int, limit: float) -> Iterator[Finding]:
     """Megatron's last stage in steady state: it neither fills nor drains there, so what it waits is the link, or the stage before it."""
-    used = megatron.iloc[1:] if len(megatron) > 1 else megatron
+    used = megatron.iloc[1:]
     share = used["backward-send-forward-recv"] / used["step_ns"]
     if not share.median() > limit:
         return
