@@ -36,14 +36,21 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
     first, last = int(rows["step"].min()), int(rows["step"].max())
     words = list(dict.fromkeys(rows["what"]))
     end = int(steps.rows["step"].max()) if len(steps.rows) else last
-    to_end = ", to the end" if last >= end else ""
-    begin = int((steps.rows["step"] - steps.rows["steps"]).min()) if len(steps.rows) else 0
+    to_end = last >= end
+    loss = series(scalars, "loss")
+    again = bool(np.isfinite(loss[loss["step"].between(first, last)]["value"].to_numpy(dtype=float)).any()) and first != last
+    many = count(rows["step"].nunique(), "step")
+    if first == last:
+        when = f"at step {first}"
+    elif again:  # single steps with good ones between
+        when = f"at {many} from {first} to {last}"
+    else:
+        when = f"from step {first} on ({many}, to the end)" if to_end else f"from step {first} to {last} ({many})"
+    begin = (steps.rows["step"] - steps.rows["steps"].fillna(1)).min() if len(steps.rows) else 0
     yield Finding(
         "PL601",
         "loss-nan",
-        f"{' and '.join(words)} from step {first} on ({count(rows['step'].nunique(), 'step')}{to_end})"
-        if first != last
-        else f"{' and '.join(words)} at step {first}",
+        f"{' and '.join(words)} {when}",
         Severity.WARNING,
         Confidence.HIGH,
         Where(steps=(first, last)),
@@ -54,7 +61,7 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
             ),
             Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
         ),
-        cost=(end - first + 1) / (end - begin) if to_end and end > begin else None,
+        cost=float(min(1.0, (end - first + 1) / (end - begin))) if to_end and not again and end > begin else None,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from pipelog._text import count
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell
 from pipelog.tables.steps import series
@@ -29,24 +30,26 @@ def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1
         raise CannotTell(f"{len(loss)} losses were printed; a jump needs three or more")
     value = loss["value"]
     level = value.rolling(5, min_periods=1).median().shift(1).cummin()
-    jump = (value > limit * level) & (value > level + at_least)
+    jump = value > level + np.maximum((limit - 1) * level.abs(), at_least)
     if not jump.any():
         return
     first = int(jump.to_numpy().argmax())
     before = float(level.iloc[first])
     peak = first + int(value.iloc[first:].to_numpy().argmax())
-    end = float(value.iloc[max(peak, len(value) - 5) :].median())
-    back = end <= recovered * before
+    end = float(value.iloc[min(max(peak + 1, len(value) - 5), len(value) - 1) :].median())
+    back = end <= before + (recovered - 1) * abs(before)
     where = Where(steps=(int(loss["step"].iloc[first]), int(loss["step"].iloc[-1 if not back else peak])))
-    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end: not recovered"
+    after = len(loss) - first
+    verdict = ": not recovered" if after >= 5 else f", {count(after - 1, 'line')} later"
+    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end{verdict}"
     yield Finding(
         "PL602",
         "loss-spike",
         f"the loss jumps from {before:.3g} to {float(value.iloc[peak]):.3g} (step {int(loss['step'].iloc[first])} on), {tail}",
         Severity.INFO if back else Severity.WARNING,
-        Confidence.HIGH if not back and len(loss) - first >= 5 else Confidence.MEDIUM,
+        Confidence.HIGH if not back and after >= 5 else Confidence.MEDIUM,
         where,
         cite(loss.iloc[[first, peak, len(loss) - 1]]),
         (Advice("lower the learning rate or lengthen its warm-up; resume from a checkpoint before the jump and leave out the batches around it"),),
-        cost=None if back else (len(loss) - first) / len(loss),
+        cost=None if back else after / len(loss),
     )

@@ -5,13 +5,14 @@ share of all steps that were skipped.
 Why it matters: a skipped step trains nothing; at the floor every step may be skipped while the job looks busy.
 What to do: find the first nan (data, learning rate, an unstable layer); use bf16, which has no loss scale.
 When it is wrong: the search for the scale at the start of training skips some tens of steps; that alone is normal and not counted.
-Thresholds: floor 3 lines at the floor, share 0.25 of at least 100 steps skipped.
+Thresholds: floor 3 steps at the floor, share 0.25 of at least 100 steps skipped after the search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from pipelog._text import count, percent
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, frame
 from pipelog.tables.steps import series
+from pipelog.tables.topology import Topology
 
 _ADVICE = (
     Advice("look for the first step with a nan or inf gradient: its data, the learning rate, an unstable layer (attention logits, layer norm)"),
@@ -26,17 +28,17 @@ _ADVICE = (
 )
 
 
-@detector("PL603", "loss-scale-collapse", needs=("placed", "scalars"))
-def loss_scale_collapse(placed: pa.Table, scalars: pd.DataFrame, *, floor: float = 3, share: float = 0.25) -> Iterator[Finding]:
+@detector("PL603", "loss-scale-collapse", needs=("placed", "scalars", "topology"))
+def loss_scale_collapse(placed: pa.Table, scalars: pd.DataFrame, topology: Topology, *, floor: float = 3, share: float = 0.25) -> Iterator[Finding]:
     """One finding."""
-    overflow = frame(placed, ("overflow",), ("name", "value", "step", "text", "file", "line"))
+    overflow = frame(placed, ("overflow",), ("name", "rank", "value", "step", "text", "file", "line"))
     skipped, scale = series(scalars, "skipped_steps"), series(scalars, "loss_scale")
     if not len(overflow) and not len(skipped) and not len(scale):
         raise CannotTell("no loss scale and no skipped step was printed (bf16 and fp32 have none; DeepSpeed 0.17.6+ hides these lines)")
     stuck = overflow[overflow["name"] == "floor"]
     final = stuck[stuck["text"].fillna("").str.contains("cannot decrease|already at minimum", regex=True)]
     parts = []
-    if len(stuck) >= floor or len(final):
+    if _steps_at(stuck, topology) >= floor or len(final):
         parts.append(f"the loss scale is at its minimum and is still to be reduced ({count(len(stuck), 'line')})")
     rate, rows = _skipped_share(skipped)
     if rate is not None and rate > share:
@@ -60,12 +62,27 @@ def loss_scale_collapse(placed: pa.Table, scalars: pd.DataFrame, *, floor: float
     )
 
 
+def _steps_at(stuck: pd.DataFrame, topology: Topology) -> float:
+    """How many steps these lines speak of: some releases print one on every rank, which is named or not."""
+    by_rank = stuck.groupby(stuck["rank"].astype("Float64").fillna(-1)).size()
+    unnamed = float(by_rank.get(-1.0, 0)) / (topology.world_size or 1)
+    return max(unnamed, float(by_rank.drop(-1.0, errors="ignore").max()) if (by_rank.index >= 0).any() else 0.0)
+
+
+_SEARCH = 70
+"""Steps that a search for the scale takes at most: 2**32 halved down to 1, each value tried twice (hysteresis)."""
+
+
 def _skipped_share(skipped: pd.DataFrame) -> tuple[float | None, pd.DataFrame]:
-    """Skipped steps over all steps of the attempt, from DeepSpeed's own counter."""
-    if len(skipped) < 2 or skipped["step"].iloc[-1] - skipped["step"].iloc[0] < 100:
+    """Skipped steps over all steps of the attempt after its search for the scale, from DeepSpeed's own counter."""
+    step, value = skipped["step"].to_numpy(dtype=float), skipped["value"].to_numpy(dtype=float)
+    searching = int(np.logical_and.accumulate(value >= 0.9 * step).sum()) if len(step) else 0
+    if searching and step[searching - 1] > _SEARCH:
+        return float(value[-1] / step[-1]), skipped.iloc[[-1]]
+    begin = max(0, searching - 1)
+    if len(step) < begin + 2 or step[-1] - step[begin] < 100:
         return None, skipped.iloc[:0]
-    steps = float(skipped["step"].iloc[-1] - skipped["step"].iloc[0])
-    return float(skipped["value"].iloc[-1] - skipped["value"].iloc[0]) / steps, skipped.iloc[[-1]]
+    return float((value[-1] - value[begin]) / (step[-1] - step[begin])), skipped.iloc[[-1]]
 
 
 def _fell(scale: pd.DataFrame) -> tuple[float, float] | None:
