@@ -1,0 +1,166 @@
+"""The kernel's log, as dmesg, syslog and the journal give it: what it says of GPUs, network cards, memory, disks and killed processes.
+
+    [Tue Mar  5 15:20:08 2024] NVRM: Xid (PCI:0000:3b:00): 79, pid=4312, name=python, GPU has fallen off the bus.
+    [123456.789012] NVRM: Xid (0000:3b:00): 13, Graphics Exception: ESR 0x404600=0x80000002
+    Mar  5 15:20:08 node7 kernel: [123456.789012] Memory cgroup out of memory: Killed process 4312 (python) total-vm:210763776kB, …
+
+`[123456.789]` are seconds since the machine was started: no time, but kept in `value` where nothing else stands there. Syslog prints no
+year (clock `log-yearless`). Lines must begin as the kernel's do; a few that other programs repeat are found behind other words, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pipelog.parsers._stamps import CTIME, ISO, SYSLOG, when
+from pipelog.parsing import Records, Rows, lines
+
+_NAME = r"[A-Za-z0-9][\w.-]*"
+BEFORE = (
+    r"(?:\d+,\d+,\d+,[^;]{1,20};|<\d{1,3}>)?(?:kern *: *[a-z]+ *: *)?"  # /dev/kmsg, raw dmesg, dmesg -x
+    rf"(?:(?P<syslog>{SYSLOG})(?:\.\d+)? |(?:[A-Z][a-z]{{2}} )?(?P<iso>{ISO})(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{{2,5}})? )?"
+    rf"(?:(?:(?P<host>{_NAME}) )?(?:kernel|systemd[\w-]*(?:\[\d+\])?): ?)?"
+    rf"(?:(?:(?P<node>{_NAME}): ?)?(?:\[ *(?P<uptime>\d+\.\d+)\]|\[(?P<ctime>{CTIME})\]|\[(?:[A-Z][a-z]{{2}}\d\d \d\d:\d\d| *\+\d+\.\d+)\]) ?)?"  # dmesg, -T, -H
+    r"(?:\[ *[TC]\d+\] ?)?"
+)
+"""What stands before a line of the kernel; `when_and_where` reads its groups."""
+OR_REPEATED = r"(?: *Warning +)?[^\s'\"][^'\"]{0,200}?[ \]>]"
+"""Other words before it: an event of Kubernetes, a script that checks the GPUs. No quotes, which would make it a sample of text."""
+
+
+def when_and_where(found: Records) -> dict[str, Any]:
+    """Columns start_ns, clock and host of lines that begin with `BEFORE`."""
+    host = pc.coalesce(found["host"], found["node"], found.columns["host"])
+    return when(found, iso="iso", ctime="ctime", syslog="syslog") | {"host": host}
+
+
+@lines(
+    "kernel-xid",
+    mark="NVRM: Xid (",
+    pattern=rf"^(?:{BEFORE}|{OR_REPEATED})NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{{4,20}}[0-9A-Fa-f])[^)]{{0,40}}\): (?P<xid>\d{{1,5}})\b",
+)
+def xid(found: Records) -> Iterator[Rows]:
+    """Give the number of an NVIDIA driver's error and the PCI address of its GPU."""
+    yield found.rows("error", "kernel-xid", value=found.float("xid"), group=found["pci"], text=found["line"], **when_and_where(found))
+
+
+# [Tue Mar  5 15:20:08 2024] Out of memory: Killed process 4312 (python) total-vm:210763776kB, anon-rss:204812344kB, file-rss:0kB, …
+# [123456.789012] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,oom_memcg=/job_812345,task=python,pid=4312,uid=1000
+# [123456.789012] python invoked oom-killer: gfp_mask=0x100cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0
+# Warning  SystemOOM  3m  kubelet  System OOM encountered, victim process: python, pid: 4312
+@lines(
+    "kernel-oom",
+    mark=(
+        "ut of memory: Kill",
+        "oom-kill:constraint=",
+        " invoked oom-killer",
+        "oom_reaper: reaped process ",
+        "Killed process ",
+        "System OOM encountered, victim process: ",
+        "has been killed by the OOM killer",
+    ),
+    pattern=(
+        rf"^(?:{BEFORE}|{OR_REPEATED})(?:(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d{{1,12}})\b"
+        r"|oom-kill:constraint=.*,pid=(?P<victim>\d{1,12})\b|\S+ invoked oom-killer: |oom_reaper: reaped process (?P<reaped>\d{1,12}) "
+        r"|Killed process (?P<old>\d{1,12})(?:, UID \d+,)? \(\S+\) total-vm|System OOM encountered, victim process: \S+, pid: (?P<system>\d{1,12})"
+        r"|\S+: A process of this unit has been killed by the OOM killer)"
+    ),
+)
+def oom(found: Records) -> Iterator[Rows]:
+    """Give a process that was killed for want of host memory (value: its pid, null where the line names none)."""
+    pid = pc.coalesce(*(found.float(name) for name in ("pid", "victim", "reaped", "old", "system")))
+    yield found.rows("error", "kernel-oom", value=pid, text=found["line"], **when_and_where(found))
+
+
+# python[4312]: segfault at 0 ip 00007f3c5a1b2c3d sp 00007ffd4b6a7c80 error 4 in libtorch_cpu.so[7f3c58000000+9e3a000]
+# traps: python[4312] general protection fault ip:7f3c5a1b2c3d sp:7ffd4b6a7c80 error:0 in libc-2.31.so[7f3c59e00000+178000]
+@lines(
+    "kernel-segfault",
+    mark=("]: segfault at ", "traps: "),
+    pattern=rf"^{BEFORE}(?:[^\s\[\]'\"]{{1,40}}\[(?P<pid>\d{{1,12}})\]: segfault at |traps: [^\s\[\]'\"]{{1,40}}\[(?P<trapped>\d{{1,12}})\] (?:general protection|trap ))",
+)
+def segfault(found: Records) -> Iterator[Rows]:
+    """Give a process (value: pid) that the processor refused to go on with; the text names the library."""
+    pid = pc.coalesce(found.float("pid"), found.float("trapped"))
+    yield found.rows("error", "kernel-segfault", value=pid, text=found["line"], **when_and_where(found))
+
+
+# INFO: task python:4312 blocked for more than 120 seconds.
+# watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4312]
+@lines(
+    "kernel-hung",
+    mark=(" blocked for more than ", "BUG: soft lockup - CPU#"),
+    pattern=(
+        rf"^{BEFORE}(?:INFO: task \S{{1,40}}:(?P<pid>\d{{1,12}}) blocked for more than \d+ seconds"
+        r"|(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s!(?: \[\S{1,40}:(?P<stuck>\d{1,12})\])?)"
+    ),
+)
+def hung(found: Records) -> Iterator[Rows]:
+    """Give a process (value: pid) that waits in the kernel (storage, driver) or holds a processor there."""
+    pid = pc.coalesce(found.float("pid"), found.float("stuck"))
+    yield found.rows("error", "kernel-hung", value=pid, text=found["line"], **when_and_where(found))
+
+
+_GPU = (
+    r"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f]):? .{0,20}fallen off the bus|(?:GPU \S+ )?RmInitAdapter failed"
+    r"|A GPU crash dump has been created|API mismatch|The NVIDIA (?:GPU (?P<gone>[0-9A-Fa-f:.]+)\s*$|probe routine failed))"
+    r"|(?:nvidia-nvswitch\d+: )?SXid \((?:PCI:)?(?P<switch>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f])\): \d+, (?:[^DS]|D[^a]|S[^e])"  # not its Data and Severity
+    r"|\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\* |amdgpu(?: (?P<amd>[0-9a-f:.]+))?: (?:amdgpu: )?(?:\[\w+\] )?(?:GPU reset|GPU recover|VRAM is lost|.{0,80}(?:page fault \("
+    r"|[Uu]ncorrectable|HW exception|lost from the bus|ring \S+ timeout|[Ff]atal error|poison is consumed|unrecoverable state))"
+    r"|\[drm\] GPU (?:recovery|HANG)"
+)
+_LINK = (
+    r"mlx5_core \S+(?: \S+)?: (?:Link down|Port: \d+ Link DOWN|.{0,80}(?:health compromised|Health issue observed|Fatal error|handling bad device here|health recovery"
+    r"|firmware internal error|module event\[error\]|timeout\. Will cause a leak|High temperature))"
+    r"|\S+ \S+ \S+: NIC (?:Copper )?Link is Down|\S+ [0-9a-f]{4}:[0-9a-f:.]{4,9}: (?:AER: |PCIe Bus Error: ).{0,60}(?:[Uu]ncorrect|[Ff]atal)"
+)
+_MEMORY = (
+    r"(?:mce: |\{\d+\})?\[Hardware Error\]: |EDAC \S+ \d+ UE |EDAC \S+: (?:\d+ )?UE |EDAC \S+: (?:FATAL|UE)|Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory error"
+    r"|mce: CPU\d+: Core temperature|CPU\d+: (?:Core|Package) temperature(?:/speed)? above|Kernel panic - not syncing|BUG: unable to handle|Machine check"
+)
+_DISK = (
+    r"(?:blk_update_request: |print_req_error: )?(?:critical (?:medium|target|space allocation) error|I/O error),? (?:dev )?\S+|Buffer I/O error on dev"
+    r"|EXT4-fs error |EXT4-fs \(\S+\): (?:Remounting filesystem read-only|I/O error|failed)|XFS \(\S+\): .{0,80}(?:I/O error|[Cc]orruption|[Ss]hut(?:ting)? ?down|error -?\d+)"
+    r"|nvme(?: \S+)?: (?:.{0,40}(?:I/O \d+.{0,20}timeout|controller is down|Removing after probe failure|Device not ready))"
+)
+
+
+# nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
+# mlx5_core 0000:3b:00.0: poll_health:829:(pid 0): device's health compromised - reached miss count
+# amdgpu 0000:c1:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:0 vmid:8 pasid:32770, for process python pid 4312 thread python pid 4312)
+# mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: 9c00000000010092
+# blk_update_request: I/O error, dev nvme0n1, sector 1953525152 op 0x0:(READ) flags 0x80700
+@lines(
+    "kernel-hardware",
+    mark=(
+        "NVRM: ",
+        "SXid (",
+        "amdgpu",
+        "[drm] GPU ",
+        "mlx5_core ",
+        "Link is Down",
+        ": AER: ",
+        "PCIe Bus Error: severity=",
+        "[Hardware Error]: ",
+        "EDAC ",
+        "Memory failure: 0x",
+        "mce: ",
+        " temperature above threshold",
+        "Kernel panic - not syncing",
+        "BUG: unable to handle",
+        "I/O error, dev ",
+        "Buffer I/O error on dev",
+        "critical medium error",
+        "EXT4-fs ",
+        "XFS (",
+        "nvme nvme",
+    ),
+    pattern=rf"^(?:\s+NVRM: fallen off the bus|{BEFORE}(?:{_GPU}|{_LINK}|{_MEMORY}|{_DISK}))",
+)
+def hardware(found: Records) -> Iterator[Rows]:
+    """Give a line that tells of hardware (group: PCI address of a GPU; value: seconds since the machine was started, where printed)."""
+    group = pc.coalesce(*(found[name] for name in ("pci", "gone", "switch", "amd")))
+    yield found.rows("error", "kernel", value=found.float("uptime"), group=group, text=found["line"], **when_and_where(found))
