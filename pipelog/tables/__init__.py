@@ -76,6 +76,14 @@ class Tables:
             log.debug("table %s failed", name, exc_info=True)
             return None
 
+    def of_attempt(self, number: int) -> Tables:
+        """The same tables of another attempt; what is the same for all attempts is shared."""
+        other = Tables.__new__(Tables)
+        shared = {name: self[name] for name in ("events", "inputs", "attempts", "rows")}
+        other._known = {**shared, "wanted_attempt": number, "tables": other}
+        other._failed = {}
+        return other
+
     def computed(self) -> dict[str, Any]:
         """Those computed so far, by name."""
         return dict(self._known)

@@ -109,7 +109,11 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
         others = {int(s.value): s for s in reversed(values) if s.source not in _COMMAND_LINE}
         if len(others) > 1:
             shape.conflicts.append((quantity, list(others.values())))
-    _from_places(shape, places)
+    if not len(places):
+        places = _from_groups(facts)
+        _from_places(shape, places, absent=None)
+    else:
+        _from_places(shape, places, absent=1)
     stage_of = _from_messages(here) if shape.pp is None else {}
     _take_stages(shape, stage_of)
     _complete(shape, here)
@@ -122,18 +126,40 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
     return shape
 
 
-def _from_places(shape: Topology, places: pd.DataFrame) -> None:
-    """A map of ranks tells the shape as well."""
+def _from_places(shape: Topology, places: pd.DataFrame, *, absent: int | None) -> None:
+    """A map of ranks tells the shape as well. absent: size of an axis that the map does not have."""
     mapped = places[places["name"] == "topology"]
     if len(mapped):
         for quantity, column in (("pp", "stage"), ("dp", "replica"), ("tp", "tensor")):
             values = mapped[column].dropna()
-            found = int(values.max()) + 1 if len(values) else 1
-            if getattr(shape, quantity) is None:
+            found = int(values.max()) + 1 if len(values) else absent
+            if getattr(shape, quantity) is None and found is not None:
                 setattr(shape, quantity, found)
                 row = mapped.iloc[0]
-                shape.said[quantity] = Said(found, row["file"], int(row["line"]), "topology map")
+                shape.said[quantity] = Said(found, row["file"], None if pd.isna(row["line"]) else int(row["line"]), "topology map")
         shape.world_size = shape.world_size or len(mapped["rank"].dropna().unique())
+
+
+_GROUPS = {"PIPELINE_MODEL_PARALLEL_GROUP": "stage", "DATA_PARALLEL_GROUP": "replica", "TENSOR_MODEL_PARALLEL_GROUP": "tensor"}
+"""Process groups of Megatron, as traces and flight recorders list them: a rank's place in its group is its stage, replica, …"""
+
+
+def _from_groups(facts: pd.DataFrame) -> pd.DataFrame:
+    """A map of ranks from the members of Megatron's process groups, where its pipeline groups are listed."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, text, file, line in zip(facts["name"], facts["text"], facts["file"], facts["line"], strict=True):
+        if not (isinstance(name, str) and name.startswith("group.") and isinstance(text, str)):
+            continue
+        what, _, ranks = text.rpartition(":")
+        if what not in _GROUPS:
+            continue
+        for place, rank in enumerate(int(r) for r in ranks.split(",") if r.isdecimal() and int(r) < MOST_RANKS):
+            found.setdefault(rank, {"name": "topology", "rank": rank, "file": file, "line": line})[_GROUPS[what]] = place
+    columns = ["name", "rank", "stage", "replica", "tensor", "host", "label", "file", "line"]
+    table_ = pd.DataFrame(list(found.values()), columns=columns)
+    if not len(table_) or table_["stage"].isna().any():
+        return table_.iloc[:0]
+    return table_.astype({c: "Int64" for c in ("rank", "stage", "replica", "tensor", "line")})
 
 
 def _from_messages(here: pa.Table) -> dict[int, int]:
