@@ -260,7 +260,8 @@ def _integers(values: pa.Array) -> pa.Array:
 class Block:
     """A record over several lines.
 
-    first: the text from the mark to the end of its line or to the parser's next mark on it. head: what stood before it. line: number of that line.
+    first: the text from the mark to the end of its line or (unless the parser takes blocks as a whole) to the parser's next mark on it.
+    head: what stood before it; before: the same without the launcher's prefix. line: number of that line. rank: the writer's, as far as known.
     """
 
     first: str
@@ -268,6 +269,8 @@ class Block:
     line: int
     _rest: Iterator[tuple[int, str]]
     note: Callable[[int], None] | None = None
+    before: str = ""
+    rank: int | None = None
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """(number, text) from the mark on: lines of the same writer, with launcher prefixes and colours removed."""

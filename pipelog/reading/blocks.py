@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import sys
@@ -71,14 +72,17 @@ def rows(
     keep = pc.match_substring_regex(before, parser.head).to_numpy(zero_copy_only=False) if parser.head else np.ones(len(which), bool)
     heads_of = before.to_pylist()
     out: list[Row] = []
+    lines = _Lines(chunk, ahead, prefix)
     for n, i, limit in _few(parser, found, which, skip):
         if not keep[n]:
             continue
         known = {k: columns[k][i].as_py() for k in _KNOWN}
-        block, who = _block(parser, chunk, found, i, limit, heads_of[n], ahead, prefix)
+        block, who = _block(parser, chunk, found, i, sys.maxsize if parser.whole else limit, heads_of[n], lines, prefix)
+        block.rank = known["rank"]
         if parser.whole:
             if block.line <= taken.get((parser.key, who), 0):
                 continue
+            taken[parser.key, who] = block.line
             block.note = functools.partial(taken.__setitem__, (parser.key, who))
         for row in parser.parse(block):
             if isinstance(row, Skipped):
@@ -103,30 +107,63 @@ def _few(parser: BlockParser, found: Found, which: np.ndarray, skip: Skip) -> It
             skip(Skipped(None, f"{parser.key}: a line with more than {_MOST_BLOCKS} of them"))
 
 
-def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, head: str, ahead: Ahead, prefix: heads.Prefix) -> tuple[Block, Any]:
+def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, head: str, lines: _Lines, prefix: heads.Prefix) -> tuple[Block, Any]:
     start = int(found.start[i])
     newline = chunk.data.find(b"\n", start)
     newline = len(chunk.data) if newline < 0 else newline
-    writer = prefix.writer(chunk.data[int(found.line_start[i]) : start].decode("utf-8", "replace"))[0]
+    raw = chunk.data[int(found.line_start[i]) : start]
+    before = heads.clean_line(raw[raw.rfind(b"\r") + 1 :])
+    who, end = prefix.writer(before)
     first = heads.clean_line(chunk.data[start : min(newline, limit)].partition(b"\r")[0])
     number = int(chunk.first + found.line[i])
-    rest = _lines(chunk, newline + 1, number + 1, ahead, parser.most - 1)
-    own = ((n, text[end:]) for n, text, (who, end) in ((n, t, prefix.writer(t)) for n, t in rest) if who == writer)
-    return Block(first, head, number, own), writer
+    return Block(first, head, number, lines.of(who, number, parser.most - 1), before=before[end:]), who
 
 
-def _lines(chunk: Chunk, begin: int, number: int, ahead: Ahead, most: int) -> Iterator[tuple[int, str]]:
-    """Up to *most* lines from *begin* on, into the chunks to come where need be; colours and NUL removed."""
-    given = 0
-    for data, start, first in itertools.chain([(chunk.data, begin, number)], ((c.data, 0, c.first) for c in ahead.coming())):
-        at, line = start, first
-        while at < len(data) and given < most:
-            end = data.find(b"\n", at)
-            end = len(data) if end < 0 else end
-            yield line, heads.clean_line(data[at:end])
-            at, line, given = end + 1, line + 1, given + 1
-        if given >= most:
-            return
+class _Lines:
+    """The lines from some place on, into the chunks to come where need be, each cleaned and given to its writer once for all blocks of a parser."""
+
+    def __init__(self, chunk: Chunk, ahead: Ahead, prefix: heads.Prefix) -> None:
+        self._chunk, self._ahead, self._prefix = chunk, ahead, prefix
+        self._source: Iterator[tuple[int, bytes]] = iter(())
+        self._reached = 0
+        self._of: dict[Any, tuple[list[int], list[str]]] = {}
+
+    def of(self, who: Any, after: int, most: int) -> Iterator[tuple[int, str]]:
+        """(number, text without launcher prefix, colours and NUL) of the lines of one writer among the *most* lines after line *after*."""
+        if after >= self._reached:  # blocks come in order: what lies before is not asked for again
+            self._source, self._reached, self._of = self._raw(after), after, {}
+        numbers, texts = self._of.setdefault(who, ([], []))
+        at = bisect.bisect_right(numbers, after)
+        while True:
+            while at < len(numbers):
+                if numbers[at] > after + most:
+                    return
+                yield numbers[at], texts[at]
+                at += 1
+            if self._reached >= after + most or not self._more():
+                return
+
+    def _more(self) -> bool:
+        before = self._reached
+        for number, raw in itertools.islice(self._source, 64):
+            text = heads.clean_line(raw)
+            who, end = self._prefix.writer(text)
+            numbers, texts = self._of.setdefault(who, ([], []))
+            numbers.append(number)
+            texts.append(text[end:])
+            self._reached = number
+        return self._reached > before
+
+    def _raw(self, after: int) -> Iterator[tuple[int, bytes]]:
+        index = after - self._chunk.first
+        begin = int(self._chunk.newlines[index]) + 1 if index < len(self._chunk.newlines) else len(self._chunk.data)
+        for data, start, first in itertools.chain([(self._chunk.data, begin, after + 1)], ((c.data, 0, c.first) for c in self._ahead.coming())):
+            at, line = start, first
+            while at < len(data):
+                end = data.find(b"\n", at)
+                end = len(data) if end < 0 else end
+                yield line, data[at:end]
+                at, line = end + 1, line + 1
 
 
 def _column(name: str, out: list[Row], skip: Skip) -> pa.Array:
