@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pipelog.detectors
+import pipelog.postmortem
 import pipelog.tables
 from pipelog import summary
 from pipelog.errors import BadOption
@@ -27,6 +28,7 @@ def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str
     Raises BadOption for a threshold or an attempt that does not exist.
     """
     load(pipelog.tables)
+    load(pipelog.postmortem)
     load(pipelog.detectors)
     chosen = thresholds(options or {})
     tables = Tables(events, attempt)
@@ -66,7 +68,7 @@ def run_one(rule: Detector, tables: Tables, options: dict[str, float]) -> Outcom
 
 def _quiet_where_ended(outcomes: tuple[Outcome, ...], tables: Tables) -> tuple[Outcome, ...]:
     """A cancelled, preempted or time-limited run has no error-level finding (contract)."""
-    if tables["endings"][-1].status not in ("cancelled", "preempted", "time-limit"):
+    if tables["deaths"][-1].status not in ("cancelled", "preempted", "time-limit"):
         return outcomes
     lower = {Severity.ERROR: Severity.WARNING}
     return tuple(replace(o, findings=tuple(replace(f, severity=lower.get(f.severity, f.severity)) for f in o.findings)) for o in outcomes)

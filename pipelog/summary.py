@@ -13,11 +13,12 @@ import pyarrow as pa
 from pipelog import charts
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
+from pipelog.postmortem.deaths import Death
+from pipelog.postmortem.ledger import effective_ratio
 from pipelog.report import JSON, Report
 from pipelog.tables import CannotTell, Tables, of_kind
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
-from pipelog.tables.ending import Ending
 from pipelog.tables.steps import Steps, series
 from pipelog.tables.topology import Said, Topology, said
 
@@ -32,7 +33,7 @@ def report(events: Events, tables: Tables, outcomes: tuple[Outcome, ...], name: 
         config=_config(tables["config"]),
         metrics=_metrics(tables, outcomes),
         outcomes=outcomes,
-        failure=_failure(tables["endings"][-1], run),
+        failure=_failure(tables["deaths"][-1]),
         name=name,
         charts=charts.data(tables),
         notes=_notes(tables),
@@ -56,19 +57,17 @@ _SHOWN_NOTES = frozenset({"prefixes", "rank_from_name", "lines", "rank", "rank_f
 
 def _run(tables: Tables) -> JSON:
     config: Config = tables["config"]
-    endings: list[Ending] = tables["endings"]
+    deaths: list[Death] = tables["deaths"]
     chosen: int = tables["chosen"]
-    checkpoints: pd.DataFrame = tables["checkpoints"]
-    spans = _spans(tables)
+    spans = {int(n): (int(r["first"]), int(r["last"])) for n, r in tables["spans"].iterrows()}
     first, last = spans.get(chosen, (None, None))
     started, ended, length = _times(tables)
-    saved = _last_checkpoint(checkpoints, chosen)
-    lost = _lost_steps(tables, chosen, endings[-1], first, last, saved)
+    saved, lost = (_int(v) for v in tables["losses"].loc[chosen, ["saved", "lost_steps"]])
     facts = tables["facts"]
     step = _median_step(tables["steps"])
     torch = said(facts, ("version.torch",))
     return {
-        "status": endings[-1].status,
+        "status": deaths[-1].status,
         "frameworks": {
             "deepspeed": config.deepspeed,
             "torch": str(torch[0].value) if torch else None,
@@ -90,30 +89,13 @@ def _run(tables: Tables) -> JSON:
                 "last_step": spans.get(e.attempt, (None, None))[1],
                 "category": e.category,
             }
-            for e in endings
+            for e in deaths
         ],
     }
 
 
 def _has(tables: Tables, source: str) -> bool:
     return bool(len(of_kind(tables["here"], "iteration", "megatron_timer"))) or tables["steps"].source == source
-
-
-def _spans(tables: Tables) -> dict[int, tuple[int, int]]:
-    """First and last step of each attempt, as printed; from traces where no line was."""
-    rows = of_kind(tables["rows"], "step", "iteration").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
-    rows = rows.dropna(subset=["attempt", "step"])
-    printed = tables["config"].steps_per_print or 1
-    out = {}
-    for attempt, mine in rows.groupby("attempt"):
-        steps = np.unique(mine["step"].to_numpy(dtype=np.int64))
-        gap = int(np.diff(steps).min()) if len(steps) > 1 else min(printed, int(steps[0]))
-        out[int(attempt)] = (max(1, int(steps[0]) - gap + 1), int(steps[-1]))
-    chosen, steps_table = tables["chosen"], tables["steps"]
-    if chosen not in out and steps_table.source == "trace":
-        numbers = steps_table.rows["step"]
-        out[chosen] = (int(numbers.min()), int(numbers.max()))
-    return out
 
 
 def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
@@ -131,25 +113,6 @@ def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
 
 def _iso(ns: int) -> str:
     return datetime.fromtimestamp(ns / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
-
-
-def _last_checkpoint(checkpoints: pd.DataFrame, attempt: int) -> int | None:
-    """The last complete one up to this attempt: an earlier start's checkpoint is still there."""
-    mine = checkpoints[checkpoints["attempt"].fillna(0) <= attempt]
-    return int(mine["step"].iloc[-1]) if len(mine) else None
-
-
-def _lost_steps(tables: Tables, attempt: int, ending: Ending, first: int | None, last: int | None, saved: int | None) -> int | None:
-    """Steps after the last checkpoint; all of the attempt where it is known to have written none."""
-    if ending.status == "completed" or last is None:
-        return None
-    if saved is not None:
-        return max(0, last - saved)
-    every = said(tables["facts"], ("args.save_interval",))
-    if every and isinstance(every[0].value, float) and first is not None and every[0].value > last:
-        return last - first + 1
-    del attempt
-    return None
 
 
 def _median_step(steps: Steps) -> float | None:
@@ -315,36 +278,43 @@ def _memory(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
     }
 
 
-_FAILURE_TITLES = {
-    "scheduler.time-limit": "the scheduler ended the job at its time limit",
-    "scheduler.preempted": "the scheduler preempted the job",
-    "scheduler.cancelled": "the job was cancelled from outside",
-    "hardware.node": "the scheduler lost a node",
-}
-
-
-def _failure(ending: Ending, run: JSON) -> JSON | None:
-    """What ended the run otherwise than by finishing, as far as a scheduler, launcher or traceback says so plainly."""
-    if ending.status in ("completed", "incomplete") or ending.file is None:
+def _failure(death: Death) -> JSON | None:
+    """How the last attempt ended, where it did not come to its end and a line says how."""
+    if death.status == "completed" or death.category is None:
         return None
-    category = ending.category or "unknown"
     return {
-        "category": category,
-        "cause_known": ending.category is not None,
-        "confidence": "high" if ending.category else "low",
-        "title": _FAILURE_TITLES.get(category, "the run failed"),
-        "ranks": [],
-        "stages": [],
-        "hosts": list(ending.hosts),
-        "at": _iso(ending.at_ns) if ending.at_ns is not None else None,
-        "step": run["last_step"],
-        "evidence": [{"file": ending.file, "line": ending.line, "text": ending.text}],
-        "consequences": [],
-        "missing": []
-        if ending.category
-        else ["who failed first and why is not analyzed by this version; the line named is where the end shows first"],
-        "advice": [],
+        "category": death.category,
+        "cause_known": death.known,
+        "confidence": death.confidence.value,
+        "title": death.title,
+        "ranks": list(death.ranks),
+        "stages": list(death.stages),
+        "hosts": list(death.hosts),
+        "at": _iso(death.at_ns) if death.at_ns is not None else None,
+        "step": death.step,
+        "phase": death.phase,
+        "kind": death.kind,
+        "evidence": [{"file": e.file, "line": e.line, "text": e.text} for e in death.evidence],
+        "consequences": [dict(c) for c in death.consequences],
+        "missing": list(death.missing),
+        "advice": [{"action": a.action, "expected": a.expected} for a in death.advice],
     }
+
+
+def _ledger(tables: Tables) -> JSON | None:
+    """Where the time of the attempts went; null for a single one without clocks."""
+    found = tables.get("ledger")
+    if found is None or (found["wall_s"].isna().all()):
+        return None
+    rows = found.drop(columns=["status", "category"]).to_dict("records")
+    return {
+        "attempts": [{k: (int(v) if k == "attempt" else _rounded(v)) for k, v in row.items()} for row in rows],
+        "effective_ratio": _rounded(effective_ratio(found)),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 3)
 
 
 def _notes(tables: Tables) -> list[str]:

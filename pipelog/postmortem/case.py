@@ -1,0 +1,40 @@
+"""What a kind of failure knows of the case it gives advice for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology, said
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The initiating line, whom it names, and the job around it. Unknown is null."""
+
+    text: str
+    rank: int | None
+    stage: int | None
+    host: str | None
+    own: str | None
+    topology: Topology
+    config: Config
+    facts: pd.DataFrame = field(repr=False)
+
+    def match(self, pattern: str) -> re.Match[str] | None:
+        """Search the text of the line."""
+        return re.search(pattern, self.text)
+
+    def fact(self, name: str) -> str | None:
+        """What a file states, as it was printed."""
+        found = said(self.facts, (name,))
+        return str(found[0].value) if found else None
+
+    @property
+    def path(self) -> str | None:
+        """A path that the line names."""
+        found = re.search(r"(?<![\w.])(/[\w.@%+-]+(?:/[\w.@%+-]+)+)", self.text)
+        return found.group(1) if found else None

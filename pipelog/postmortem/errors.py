@@ -1,0 +1,258 @@
+"""Every line that speaks of a failure: what it means, whose it is, when it was."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+import pipelog.postmortem.kinds
+from pipelog.events import Input
+from pipelog.postmortem.kinds import KINDS, Kind, Role
+from pipelog.registry import load
+from pipelog.tables import frame, table
+from pipelog.tables.topology import Topology
+
+_COLUMNS = (
+    "kind",
+    "name",
+    "rank",
+    "stage",
+    "replica",
+    "host",
+    "label",
+    "step",
+    "clock",
+    "start_ns",
+    "dur_ns",
+    "value",
+    "peer",
+    "group",
+    "device",
+    "stream",
+    "file",
+    "line",
+    "text",
+)
+_FINE = frozenset({"exit-success", "training-done", "script-done", "exiting"})
+"""Ends that are none of a failure."""
+_COPIES = ("level", "torch-log", "torch-warning")
+"""Names that give way where another parser has named the same line."""
+_CODES = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
+_HALF_YEAR_NS = 183 * 86400 * 10**9
+_YEAR_NS = 365 * 86400 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Where an exception was raised: innermost frame, innermost of the user's own files, innermost `_exec_…` of the pipeline engine."""
+
+    raised: str | None = None
+    own: str | None = None
+    pipe: str | None = None
+
+
+@table("errors", needs=("placed", "topology", "inputs"))
+def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.DataFrame:
+    """One row a line: name, kind (of `postmortem.kinds`), category, role, strength, rank, stage, replica, host, label, at_ns, since_ns, until_ns, code, value,
+    peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), text, own, pipe.
+
+    at_ns: its own time (ns, local), null where it has none; since_ns and until_ns: times of the stamped lines before and after it in
+    its file. code: exit code, negative for a signal. Of a chain of exceptions only the first, its cause, is kept; the line of the last
+    one is `shown_line`.
+    """
+    load(pipelog.postmortem.kinds)
+    rows = frame(placed, ("error", "end", "process"), _COLUMNS)
+    rows = rows[~((rows["kind"] == "end") & rows["name"].isin(_FINE))]
+    rows = rows[(rows["kind"] != "process") | rows["name"].isin(["killed", "signalled"])]
+    frames = _frames(rows)
+    rows = rows[rows["name"] != "python-frame"].copy()
+    rows["order"] = rows["file"].map({i.path: n for n, i in enumerate(inputs)}).fillna(len(inputs)).astype("int64")
+    rows["text"] = rows["text"].fillna("")
+    rows = _once(rows)
+    rows = _causes(rows)
+    rows["code"] = [_code(n, v) for n, v in zip(rows["name"], rows["value"], strict=True)]
+    rows = rows[~(rows["name"].isin(_CODES) & (rows["code"] == 0))]
+    _times(rows, placed)
+    _whose(rows, placed, topology)
+    _meanings(rows, frames)
+    return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)
+
+
+def _frames(rows: pd.DataFrame) -> dict[tuple[str, str, int], Frames]:
+    """(file, chain, place in the chain) → frames."""
+    mine = rows[rows["name"] == "python-frame"]
+    out: dict[tuple[str, str, int], dict[str, str]] = {}
+    for file, chain, place, stream, text in zip(mine["file"], mine["group"], mine["value"], mine["stream"], mine["text"], strict=True):
+        if isinstance(chain, str) and stream in ("raised", "own", "pipe") and isinstance(text, str):
+            out.setdefault((file, chain, _whole(place)), {})[stream] = text
+    return {key: Frames(**found) for key, found in out.items()}
+
+
+def _whole(value: Any) -> int:
+    return 0 if pd.isna(value) else int(value)
+
+
+def _once(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a line: what is told apart by more than one parser goes to the one that says most."""
+    weight = np.select([rows["name"].isin(_CODES), rows["name"] == "python-exception", rows["name"].isin(_COPIES)], [0, 1, 3], 2)
+    ranked = rows.assign(_weight=weight).sort_values(["file", "line", "_weight"], kind="stable")
+    several = ranked["name"].isin(["nccl-enqueued", "nccl-completed", "nccl-desync", "slurm-task"])  # these give several rows a line
+    first = ~ranked.duplicated(["file", "line"])
+    return ranked[first | several].drop(columns="_weight")
+
+
+def _causes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of chained exceptions the first is the cause; where it ends up in the process is the last."""
+    raised = rows["name"] == "python-exception"
+    place = rows["value"].where(raised).fillna(0)
+    rows["chain"] = rows["group"].where(raised & rows["group"].notna())
+    rows["place"] = place.astype("int64")
+    last = rows[raised].sort_values("line").groupby(["file", "chain"])["line"].last()
+    rows["shown_line"] = [last.get((f, c), n) if isinstance(c, str) else n for f, c, n in zip(rows["file"], rows["chain"], rows["line"], strict=True)]
+    return rows[~(raised & (rows["place"] > 0) & rows["chain"].notna())].copy()
+
+
+def _code(name: str, value: Any) -> int | None:
+    """Exit code, negative for a signal: shells and containers add 128."""
+    if name not in _CODES or pd.isna(value):
+        return None
+    code = int(value)
+    return 128 - code if 128 < code < 160 else 256 * -1 + code if 240 <= code <= 255 else code
+
+
+def _times(rows: pd.DataFrame, placed: pa.Table) -> None:
+    """Fill in at_ns, since_ns and until_ns. C++ logs print no year: it is that of the stamps around, or of the files' other stamps."""
+    clock = placed.column("clock").cast(pa.string())
+    stamped = pa.compute.and_(pa.compute.is_in(clock, pa.array(["log", "utc"])), pa.compute.is_valid(placed.column("start_ns")))
+    known = placed.select(["file", "line", "start_ns"]).filter(pa.compute.fill_null(stamped, False))
+    names, lines, times = known.column("file").cast(pa.string()).to_pandas(), known.column("line").to_numpy(), known.column("start_ns").to_numpy()
+    middle = int(np.median(times)) if len(times) else None
+    at = rows["start_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    yearless = (rows["clock"] == "log-yearless").to_numpy()
+    if middle is not None:
+        years = np.round((middle - at) / _YEAR_NS * 365 / 365.2425)
+        begin = pd.to_datetime(pd.Series(np.where(yearless, at, 0)), unit="ns")
+        shifted = [_with_year(b, middle) if y and not np.isnan(a) else a for b, y, a in zip(begin, yearless, at, strict=True)]
+        at = np.where(yearless, np.array(shifted, float), at)
+        del years
+    else:
+        at = np.where(yearless, at, at)  # without any year they can still be compared with one another
+    rows["at_ns"] = pd.array(np.where(np.isnan(at), 0, at).astype(np.int64), dtype="Int64")
+    rows.loc[np.isnan(at), "at_ns"] = pd.NA
+    since, until = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    place = {f: np.flatnonzero((rows["file"] == f).to_numpy()) for f in rows["file"].unique()}
+    by_file = pd.Series(np.arange(len(names))).groupby(names.to_numpy()) if len(names) else []
+    for file, index in by_file:
+        mine = place.get(file)
+        if mine is None:
+            continue
+        order = np.argsort(lines[index], kind="stable")
+        where, when = lines[index][order], times[index][order]
+        reach = np.maximum.accumulate(when)
+        spot = np.searchsorted(where, rows["line"].to_numpy()[mine], side="right")
+        since[mine] = np.where(spot > 0, reach[np.maximum(spot - 1, 0)], np.nan)
+        until[mine] = np.where(spot < len(when), when[np.minimum(spot, len(when) - 1)], np.nan)
+    rows["since_ns"], rows["until_ns"] = since, until
+
+
+def _with_year(stamp: pd.Timestamp, near: int) -> float:
+    """*stamp* (of 1970) in the year in which it is nearest to *near*."""
+    year = pd.Timestamp(near).year
+    best = min(
+        (stamp.replace(year=y) for y in (year - 1, year, year + 1) if not (stamp.month == 2 and stamp.day == 29 and y % 4)),
+        key=lambda t: abs(t.value - near),
+    )
+    return float(best.value)
+
+
+def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
+    """Ranks of lines that name a process, a local rank on a host, or a GPU; then stage, replica and host of the ranks."""
+    places = frame(placed, ("place", "process"), ("kind", "name", "rank", "host", "label", "value", "steps"))
+    local = {(h, w): int(r) for h, w, r in zip(places["host"], places["label"], places["rank"], strict=True) if isinstance(w, str) and not pd.isna(r)}
+    world = topology.world_size
+    pids: dict[tuple[str | None, int], int] = {}
+    for kind, name, rank, host, label, value, size in zip(
+        *(places[c] for c in ("kind", "name", "rank", "host", "label", "value", "steps")), strict=True
+    ):
+        if kind != "process" or pd.isna(value):
+            continue
+        if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
+            pids[host, int(value)] = int(rank)
+        elif name == "spawned":
+            known = rank if not pd.isna(rank) else local.get((host, label)) if isinstance(label, str) else None
+            if known is not None and not pd.isna(known):
+                pids.setdefault((host, int(value)), int(known))
+    alone = len({h for h, _ in pids}) <= 1
+    bare = {pid: rank for (_, pid), rank in pids.items()} if alone else {}
+    whose: list[Any] = rows["rank"].to_list()
+    for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
+        if not pd.isna(whose[i]):
+            continue
+        if isinstance(label, str) and (host, label) in local:
+            whose[i] = local[host, label]
+        elif name in ("nccl-warn", "killed", "kernel-oom") and not pd.isna(value):
+            whose[i] = pids.get((host, int(value)), bare.get(int(value)))
+        elif (gpu := _GPU.search(text)) and isinstance(host, str):
+            whose[i] = local.get((host, f"local {gpu.group(1)}"))
+    rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
+    of = topology.ranks.set_index("rank") if len(topology.ranks) else None
+    for column in ("stage", "replica", "host"):
+        if of is None:
+            continue
+        found = rows["rank"].map(of[column].to_dict())
+        rows[column] = rows[column].where(rows[column].notna(), found)
+
+
+_GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+GPU (\d+)")
+
+
+def _meanings(rows: pd.DataFrame, frames: dict[tuple[str, str, int], Frames]) -> None:
+    """The kind of each line; lines that are alike but for their numbers are looked at once."""
+    shown: list[Frames] = []
+    for file, chain, place in zip(rows["file"], rows["chain"], rows["place"], strict=True):
+        shown.append(frames.get((file, chain, place), Frames()) if isinstance(chain, str) else Frames())
+    known: dict[tuple[Any, ...], Kind] = {}
+    kinds = sorted(KINDS.values(), key=lambda k: (k.first, k.name))
+    found: list[Kind] = []
+    said: list[str] = []
+    for name, text, code, where in zip(rows["name"], rows["text"], rows["code"], shown, strict=True):
+        worded = f"{text}\nrow {name}" if code is None or pd.isna(code) else f"{text}\ncode {int(code)}"
+        key = (name, _DIGITS.sub("0", worded) if name not in _CODES else worded, where)
+        if key not in known:
+            known[key] = _kind(kinds, name, worded, where)
+        found.append(known[key])
+        said.append(worded)
+    rows["said"] = said
+    rows["error"] = [k.name for k in found]
+    rows["category"] = [k.category for k in found]
+    rows["role"] = [k.role.value for k in found]
+    rows["strength"] = [int(k.strength) for k in found]
+    rows["own"] = [w.own for w in shown]
+    rows["pipe"] = [w.pipe for w in shown]
+    rows["raised"] = [w.raised for w in shown]
+
+
+_DIGITS = re.compile(r"(?<![\d])\d{3,}")
+"""Long numbers only: `error 12` and `Signal 9` mean something."""
+
+
+def _kind(kinds: list[Kind], name: str, text: str, where: Frames) -> Kind:
+    frames = "\n".join(f"{what} {frame}" for what, frame in (("raised", where.raised), ("own", where.own), ("pipe", where.pipe)) if frame)
+    for kind in kinds:
+        if kind.rows and name not in kind.rows:
+            continue
+        if kind.frame is not None and not kind.frame.search(frames):
+            continue
+        if kind.pattern.search(text):
+            return kind
+    return KINDS["word"]
+
+
+def role_of(name: str) -> Role:
+    """The role that a kind has by itself."""
+    return KINDS[name].role

@@ -1,0 +1,168 @@
+"""Who is waited for: watchdogs and timeouts, the pipeline's dependencies, and who is silent while others complain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog._text import count, listed
+from pipelog.postmortem.flights import Flights
+from pipelog.tables import frame, table
+from pipelog.tables.topology import Topology
+
+_TOWARDS = {"_exec_send_activations": 1, "_exec_recv_grads": 1, "_exec_recv_activations": -1, "_exec_send_grads": -1}
+"""Which way a rank looks for its partner: stage s sends activations to s + 1 and gets gradients from it (engine.py, p2p.py)."""
+_P2P = frozenset({"SEND", "RECV", "COALESCED"})
+_CALL = re.compile(r"OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """ranks: those that are waited for, as far as that can be told. why: the reason in words. arrived: whether all came to the call.
+
+    begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
+    """
+
+    ranks: tuple[int, ...] = ()
+    why: str = ""
+    arrived: bool | None = None
+    begin_ns: int | None = None
+    lines: tuple[int, ...] = ()
+    evidence: tuple[tuple[str, int], ...] = ()
+
+
+@table("heard", needs=("placed", "topology"))
+def heard(placed: pa.Table, topology: Topology) -> frozenset[int]:
+    """Ranks whose output the files hold: those of which a line stands there, and all that write into the same stream as several of them.
+
+    Only of these can silence mean something: a rank whose log was not given says nothing either way.
+    """
+    rows = frame(
+        placed, ("error", "end", "process", "step", "progress", "iteration", "memory_usage", "overflow", "comm_init"), ("rank", "file", "host")
+    )
+    known = rows.dropna(subset=["rank"])
+    out = set(known["rank"].astype(int))
+    mixed = known.groupby("file")["rank"].nunique()
+    for file in mixed[mixed > 1].index:
+        hosts = {h for h in known.loc[known["file"] == file, "host"] if isinstance(h, str)}
+        if len(topology.ranks):
+            everywhere = topology.ranks["host"].isna().all() or not hosts
+            out |= set(topology.ranks["rank"] if everywhere else topology.ranks.loc[topology.ranks["host"].isin(hosts), "rank"])
+    return frozenset(int(r) for r in out)
+
+
+@table("hang", needs=("errors", "heard", "topology", "flights"))
+def hang(errors: pd.DataFrame, heard: frozenset[int], topology: Topology, flights: Flights | None) -> Hang | None:
+    """Who is waited for in the attempt; None where nobody waits. A flight recorder knows best, then the desync report, then the watchdogs."""
+    waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo"])]
+    if flights is not None:
+        none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
+        why = f"{count(flights.waiters, 'rank')} wait in calls that {'it has' if len(flights.ranks) == 1 else 'they have'} not begun ({flights.calls[0]}){none}"
+        return Hang(flights.ranks, why, False, _begin(waits), tuple(waits.index[:2]), flights.evidence)
+    accused = errors[errors["name"] == "nccl-desync"]
+    if len(accused.dropna(subset=["rank"])):
+        ranks = tuple(sorted(set(accused["rank"].dropna().astype(int))))
+        return Hang(ranks, "the desync report names them", False, _begin(waits), tuple(accused.index))
+    if not len(waits):
+        return None
+    begin = _begin(waits)
+    lines = tuple(waits.index)
+    return _by_pipeline(waits, heard, topology, begin) or _by_group(errors, waits, heard, topology, begin) or Hang((), "", None, begin, lines)
+
+
+def _begin(waits: pd.DataFrame) -> int | None:
+    """The first wait: time of the line less how long it ran."""
+    timed = waits.dropna(subset=["at_ns", "dur_ns"])
+    return int((timed["at_ns"].astype("int64") - timed["dur_ns"].astype("int64")).min()) if len(timed) else None
+
+
+def _by_pipeline(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
+    """Each rank says for whom it waits; whoever is waited for and says nothing himself is the suspect."""
+    ranks, _, lines = silent_targets(waits, heard, topology)
+    if not ranks:
+        return None
+    return Hang(
+        ranks,
+        f"{listed(sorted(set(waits['rank'].dropna().astype(int))))} wait for {'it' if len(ranks) == 1 else 'them'}, and nothing is heard of {'it' if len(ranks) == 1 else 'them'}",
+        False,
+        begin,
+        lines,
+    )
+
+
+def silent_targets(rows: pd.DataFrame, heard: frozenset[int], topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(silent ranks that others wait for along the pipeline, ranks that complain, places of the lines) from the engine's frames."""
+    if not len(topology.ranks) or topology.ranks["stage"].isna().all():
+        return (), (), ()
+    told = rows.dropna(subset=["rank"])
+    told = told[told["pipe"].notna()]
+    complaining = set(rows["rank"].dropna().astype(int))
+    found: dict[int, list[int]] = {}
+    for place, rank, pipe in zip(told.index, told["rank"].astype(int), told["pipe"], strict=True):
+        way = next((w for name, w in _TOWARDS.items() if name in pipe), None)
+        partner = neighbour(topology, rank, way) if way is not None else None
+        if partner is not None and partner not in complaining and partner in heard:
+            found.setdefault(partner, []).append(place)
+    return tuple(sorted(found)), tuple(sorted(complaining)), tuple(p for places in found.values() for p in places)
+
+
+def neighbour(topology: Topology, rank: int, way: int) -> int | None:
+    """The rank of the next (way 1) or the previous stage in the same replica and tensor-parallel place."""
+    ranks = topology.ranks.set_index("rank")
+    if rank not in ranks.index or pd.isna(ranks.at[rank, "stage"]):
+        return None
+    me = ranks.loc[rank]
+    pp = topology.pp or int(ranks["stage"].max()) + 1
+    stage = (int(me["stage"]) + way) % pp
+    same = ranks[ranks["stage"] == stage]
+    for column in ("replica", "tensor"):
+        if not pd.isna(me[column]):
+            same = same[same[column] == me[column]]
+    return int(same.index[0]) if len(same) == 1 else None
+
+
+def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
+    """Watchdogs of one process group: who of its members does not complain, who is behind, whether all are in the same call."""
+    calls = waits[(waits["name"] == "nccl-watchdog") & waits["rank"].notna()]
+    collective = calls[~calls["stream"].isin(_P2P)]
+    for group, mine in collective.groupby(collective["group"].fillna(""), sort=False):
+        lines = tuple(mine.index)
+        ranks = set(mine["rank"].astype(int))
+        behind = _behind(errors, str(group))
+        if behind:
+            return Hang(tuple(sorted(behind)), "their last completed call is behind that of the others", False, begin, lines)
+        members = _members(str(group), topology)
+        if not members:
+            continue
+        if members <= ranks:
+            called = {m.group(0) for t in mine["text"] if (m := _CALL.search(t))}
+            same = len(called) == 1 and mine["value"].min() == mine["value"].max()
+            why = "all members are in the same call: nobody is missing" if same else "the ranks are in different calls"
+            return Hang((), why, True if same else None, begin, lines)
+        silent = (members - ranks) & heard
+        if silent and len(silent) <= len(members) / 2 and members - ranks <= heard:
+            return Hang(tuple(sorted(silent)), "all other members of the group complain", False, begin, lines)
+    p2p = calls[calls["stream"].isin(_P2P)]
+    silent_p2p = set(topology.ranks["rank"].astype(int)) - set(calls["rank"].astype(int)) if len(topology.ranks) else set()
+    if len(p2p) and not silent_p2p:
+        return Hang((), "every rank waits in a send or receive: nobody is missing", True, begin, tuple(p2p.index))
+    return None
+
+
+def _behind(errors: pd.DataFrame, group: str) -> set[int]:
+    """Ranks whose last completed call of the group is lower than that of most. Never compared between groups."""
+    done = errors[(errors["name"] == "nccl-completed") & (errors["group"].fillna("") == group)].dropna(subset=["rank", "value"])
+    if done["rank"].nunique() < 3:
+        return set()
+    last = done.groupby(done["rank"].astype(int))["value"].max()
+    low = last[last < last.median()]
+    return {int(r) for r in low.index} if 0 < len(low) < len(last) / 2 else set()
+
+
+def _members(group: str, topology: Topology) -> set[int]:
+    """Ranks of a process group, where that is sure: the default group has all."""
+    default = group in ("", "0", "default_pg") or "default_pg" in group
+    return {int(r) for r in topology.ranks["rank"]} if default and len(topology.ranks) else set()

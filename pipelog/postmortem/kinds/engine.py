@@ -1,0 +1,177 @@
+"""The pipeline engine, the user's code, timeouts, and words of which nothing more is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.findings import Advice
+from pipelog.postmortem.case import Case
+from pipelog.postmortem.kinds import Role, Strength, kind
+
+
+@kind(
+    "engine-timers",
+    category="engine",
+    pattern=r"timer has already been started|timer is not started",
+    says="tripped over a timer of the pipeline engine",
+    rows=("python-exception",),
+    first=30,
+)
+def engine_timers(case: Case) -> Iterator[Advice]:
+    """wall_clock_breakdown with more than one stage is broken from DeepSpeed 0.18.3 on."""
+    yield Advice("set wall_clock_breakdown to false, or use DeepSpeed 0.18.2 or older: with more than one stage its timers are broken from 0.18.3 on")
+
+
+@kind(
+    "engine-steps-per-print",
+    category="engine",
+    pattern=r"unsupported operand type\(s\) for %: 'int' and 'NoneType'",
+    says="needs steps_per_print",
+    rows=("python-exception",),
+    first=30,
+)
+def engine_steps_per_print(case: Case) -> Iterator[Advice]:
+    """DeepSpeed 0.15.2 and later takes the remainder by a value that is not set."""
+    yield Advice("set steps_per_print in the configuration")
+
+
+@kind(
+    "engine-no-grad",
+    category="engine",
+    pattern=r"^AssertionError$|does not require grad|grad is not None",
+    frame=r"pipe \S*engine\.py:\d+ _exec_(?:send_grads|backward_pass)",
+    says="hands on a tensor that has no gradient",
+    rows=("python-exception",),
+    first=34,
+)
+def engine_no_grad(case: Case) -> Iterator[Advice]:
+    """The engine asserts that what a stage received has a gradient after its backward pass."""
+    yield Advice(
+        "let every floating-point tensor that crosses the stage border take part in the loss and require grad; pass masks and positions as integers or bools"
+    )
+
+
+@kind(
+    "engine-meta",
+    category="engine",
+    pattern=r"Could not send meta type|Buffer for metadata is too small|Only train_batch\(\) is accessible|PipelineError|requires gradients enabled|mat1 and mat2 must have the same dtype|Expected .* to be a tuple|partial.*PartitionedTensor",
+    says="was stopped by the pipeline engine",
+    rows=("python-exception",),
+    first=36,
+)
+def engine_meta(case: Case) -> Iterator[Advice]:
+    """What stages hand on, or how the engine is called, is not as it expects."""
+    yield Advice("compare shapes, types and the number of tensors at the border of the stages; use train_batch() and eval_batch() only")
+
+
+@kind(
+    "timeout-gloo",
+    category="hang",
+    pattern=r"Timed out waiting \d+ms for (?P<what>send|recv) operation|Application timeout|Timeout(?:Error)?.*(?:all_?reduce|broadcast|barrier|gather)|monitoredBarrier|Monitored barrier|wait timeout|Wait timeout|Operation timed out",
+    says="waited in vain for another rank",
+    known=False,
+    strength=Strength.TIMEOUT,
+    first=22,
+    missing=("what the rank that did not answer was doing: py-spy dump of it while it hangs", "its own log"),
+)
+def timeout_gloo(case: Case) -> Iterator[Advice]:
+    """A send or receive that nobody answered in time: a symptom of the rank that did not come."""
+    yield from _hang(case)
+
+
+@kind(
+    "timeout-nccl",
+    category="hang",
+    pattern=r"Watchdog caught collective operation timeout|Timeout at NCCL work|watchdog got stuck|Heartbeat monitor timed out|no heartbeat|watchdog hang|timed out in call to wait|detected timeout|collective timeout|ran for \d+ milliseconds before timing out",
+    says="waited in vain in a collective or p2p call",
+    known=False,
+    strength=Strength.TIMEOUT,
+    first=21,
+    missing=(
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1: the flight recorder shows who missed which call",
+        "py-spy dump of every rank while it hangs",
+    ),
+)
+def timeout_nccl(case: Case) -> Iterator[Advice]:
+    """The watchdog says that a call did not finish; not why."""
+    yield from _hang(case)
+
+
+def _hang(case: Case) -> Iterator[Advice]:
+    yield Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+    yield Advice("set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DESYNC_DEBUG=1 for the next run")
+
+
+@kind(
+    "nccl-abort",
+    category="hang",
+    pattern=r"watchdog thread terminated|taking the entire process down|Some NCCL operations have failed|Exception \(either an error or timeout\)|failure detected by watchdog|Process group watchdog",
+    says="was taken down by the watchdog",
+    role=Role.CASCADE,
+    known=False,
+    strength=Strength.ECHO,
+    first=33,
+)
+def nccl_abort(case: Case) -> Iterator[Advice]:
+    """What follows a timeout or an asynchronous error of NCCL."""
+    return
+    yield
+
+
+@kind(
+    "noise",
+    category="unknown",
+    pattern=r"destroy_process_group\(\) was not called|hasn't been destroyed|leaked (?:semaphore|shared_memory)|resource_tracker|using GPU \d+ (?:to perform barrier|as device used)|libibverbs|Failed to open lib\w+|Could not acquire GIL"
+    r"|ibvwrap|NCCL_IB_DISABLE|Call to ibv_open_device|UserWarning|FutureWarning|DeprecationWarning|OMP_NUM_THREADS|unsupported transport|Plugin|No plugin found|cudaDriverVersion",
+    says="prints a harmless warning",
+    role=Role.BENIGN,
+    known=False,
+    strength=Strength.WORD,
+    first=6,
+)
+def noise(case: Case) -> Iterator[Advice]:
+    """Printed by runs that end well, too."""
+    return
+    yield
+
+
+@kind(
+    "engine",
+    category="engine",
+    pattern=r"^[\w.]*(?:Error|Exception|Assertion\w*)",
+    frame=r"raised \S*deepspeed/\S*:\d+ ",
+    says="failed inside DeepSpeed",
+    rows=("python-exception",),
+    first=70,
+)
+def engine(case: Case) -> Iterator[Advice]:
+    """An exception raised in DeepSpeed's own code, with nothing of the user's below it."""
+    yield Advice("search DeepSpeed's issues for the message and the frame; try the neighbouring releases")
+
+
+@kind(
+    "code",
+    category="code",
+    pattern=r"^(?P<what>[A-Za-z_][\w.]*)(?::|$)",
+    says="raised {what}",
+    rows=("python-exception",),
+    first=80,
+)
+def code(case: Case) -> Iterator[Advice]:
+    """An exception of the user's code, or of a library that it called."""
+    yield Advice(f"see {case.own or 'the innermost frame of your own code'}: the message says what was wrong there")
+
+
+@kind(
+    "word",
+    category="unknown",
+    pattern=r"",
+    says="said: {line}",
+    known=False,
+    strength=Strength.WORD,
+    first=99,
+    missing=("the whole output of that process",),
+)
+def word(case: Case) -> Iterator[Advice]:
+    """A line that calls itself an error."""
+    yield Advice("read the lines around it")

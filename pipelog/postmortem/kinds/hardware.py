@@ -1,0 +1,167 @@
+"""Devices, nodes, and CUDA errors that name nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.findings import Advice
+from pipelog.postmortem.case import Case
+from pipelog.postmortem.kinds import Strength, kind
+
+_XID_HARDWARE = r"Xid \([^)]*\): (?:48|6[34]|74|79|9[245]|119|120|14[0-9]|15[04])\b"
+
+
+@kind(
+    "gpu-broken",
+    category="hardware.gpu",
+    pattern=rf"(?i)uncorrectable (?:ECC|NVLink) error|ECCUncorrectable|fallen off the bus|{_XID_HARDWARE}|SXid .*(?:Fatal|fatal)|CUDA_ERROR_ECC"
+    r"|double[- ]bit ECC|row remapp\w+ fail|GPU is lost|Unable to determine the device handle for GPU|gpu reset required|hardware error.*gpu|ras.*uncorrectable",
+    says="has a broken GPU ({matched})",
+    first=3,
+)
+def gpu_broken(case: Case) -> Iterator[Advice]:
+    """An uncorrectable memory error, a lost link or a device that is gone: the hardware says it itself."""
+    host = case.host or "that host"
+    yield Advice(
+        f"take {host} out of the pool before the restart, and have its GPUs checked: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT`, `dcgmi diag -r 3`"
+    )
+    yield Advice("restart from the last checkpoint on other nodes")
+
+
+@kind(
+    "gpu-unknown-error",
+    category="hardware.gpu",
+    pattern=r"CUDA error: unknown error|CUDA_ERROR_UNKNOWN|all CUDA-capable devices are busy or unavailable|CUDA error: device(?:s)? unavailable|cudaErrorDevicesUnavailable",
+    says="lost its GPU ({matched})",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=14,
+    missing=("the kernel log of the host (`dmesg -T | grep -i xid`)",),
+)
+def gpu_unknown_error(case: Case) -> Iterator[Advice]:
+    """One device answers no more; the driver does not say why."""
+    yield Advice(f"look for Xid lines on {case.host or 'the host'} (`dmesg -T | grep -i xid`) and reset or replace the GPU")
+
+
+@kind(
+    "gpu-fault",
+    category="unknown",
+    pattern=r"Memory access fault by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault)|page fault .*gpu",
+    says="had a memory access fault on a GPU",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=15,
+    missing=(
+        "which rank it was: logs by rank",
+        "the kernel log of the host (`dmesg -T | grep -i amdgpu`)",
+        "whether the same step fails again on other nodes",
+    ),
+)
+def gpu_fault(case: Case) -> Iterator[Advice]:
+    """AMD's runtime; a kernel that reads out of bounds and a broken device look alike. Its node number is an agent, not a host."""
+    yield Advice("run the same step again on another node: the same place means code, another place means hardware")
+    yield Advice("set AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1 to see which kernel it is")
+
+
+@kind(
+    "cuda-assert",
+    category="data",
+    pattern=r"(?:Indexing|IndexKernel|ScatterGather|Embedding|Loss|NLLLoss|ClassNLLCriterion)\w*\.cu.*Assertion `.*failed|(?:srcIndex < srcSelectDimSize|index out of bounds|t >= 0 && t < n_classes)",
+    says="used an index that is out of range on the GPU",
+    strength=Strength.CAUSE,
+    first=16,
+)
+def cuda_assert(case: Case) -> Iterator[Advice]:
+    """A device-side assertion of an indexing or loss kernel: a token or label beyond the table."""
+    yield Advice("compare the largest token id (and label) of the batch with the size of the embedding (and of the head), tokenizer padding included")
+    yield Advice("run the batch once with CUDA_LAUNCH_BLOCKING=1, or on the CPU, to see the line")
+
+
+@kind(
+    "cuda-async",
+    category="unknown",
+    pattern=r"(?i)illegal memory access|device-side assert|unspecified launch failure|misaligned address|illegal instruction|launch timed out|an illegal .* encountered"
+    r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|CUDNN_STATUS_\w+|CUSOLVER_STATUS_\w+|cudaErrorIllegalAddress|hipErrorIllegalAddress|cudaErrorLaunchFailure"
+    r"|failed to synchronize",
+    says="failed in a CUDA kernel ({matched})",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=17,
+    missing=(
+        "a run with CUDA_LAUNCH_BLOCKING=1: the error is reported late, so the stack in the log may be wrong",
+        "the kernel log of the host (`dmesg -T | grep -i xid`)",
+    ),
+)
+def cuda_async(case: Case) -> Iterator[Advice]:
+    """CUDA reports errors of kernels late: the traceback shows where it was noticed, not where it happened."""
+    yield Advice("run again with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer on one rank) to see the kernel; do not trust the present stack")
+    yield Advice(f"if it moves with the host, suspect the device: `dmesg -T | grep -i xid` on {case.host or 'the host'}")
+
+
+@kind(
+    "xid-application",
+    category="unknown",
+    pattern=r"Xid \([^)]*\): (?P<xid>\d+)",
+    says="had Xid {xid} in the kernel log",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=30,
+    missing=("the meaning of the Xid in NVIDIA's catalogue: 13, 31, 43 and 45 are mostly the application's own",),
+)
+def xid_application(case: Case) -> Iterator[Advice]:
+    """An Xid that is not the hardware's by itself."""
+    yield Advice("look the Xid up in NVIDIA's catalogue; the application's own error around the same second tells more")
+
+
+@kind(
+    "node-failure",
+    category="hardware.node",
+    pattern=r"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|Machine Check|mce: .*(?:Uncorrected|fatal)|NodeNotReady|node .*became not ready|Kernel panic|EDAC .* UE ",
+    says="lost a node",
+    first=4,
+)
+def node_failure(case: Case) -> Iterator[Advice]:
+    """The scheduler or the kernel says that a machine is gone. What broke in it is not in this log."""
+    yield Advice(f"take {case.host or 'the node'} out of the pool; what broke in it stands in its own logs (slurmctld, BMC, dmesg of the last boot)")
+
+
+@kind(
+    "driver",
+    category="dependency",
+    pattern=r"(?i)CUDA driver version is insufficient|NVIDIA driver on your system is too old|no kernel image is available|Failed to initialize NVML|system not yet initialized"
+    r"|forward compatibility was attempted|no CUDA-capable device|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available|Found no NVIDIA driver|no HIP GPUs",
+    says="found no usable GPU driver ({matched})",
+    first=13,
+)
+def driver(case: Case) -> Iterator[Advice]:
+    """Driver, CUDA build and device do not fit, or the device is not visible."""
+    yield Advice(
+        f"compare `nvidia-smi` on {case.host or 'the host'} with torch.version.cuda and TORCH_CUDA_ARCH_LIST of the build; check that the container sees the GPUs"
+    )
+    yield Advice("on NVSwitch machines check that nvidia-fabricmanager runs ('system not yet initialized')")
+
+
+@kind(
+    "invalid-device",
+    category="launch",
+    pattern=r"invalid device ordinal",
+    says="asked for a GPU that is not there",
+    first=13,
+)
+def invalid_device(case: Case) -> Iterator[Advice]:
+    """More ranks on a host than visible devices."""
+    yield Advice("compare slots in the hostfile (or --num_gpus) with CUDA_VISIBLE_DEVICES and the GPUs of each host")
+
+
+@kind(
+    "bad-link",
+    category="hardware.gpu",
+    pattern=r"(?i)NVLink.*(?:error|failure)|link .*(?:training|CRC) (?:failed|error).*nv",
+    says="had an NVLink error",
+    known=True,
+    rows=("kernel", "kernel-xid", "torch-log", "python-exception"),
+    first=18,
+)
+def bad_link(case: Case) -> Iterator[Advice]:
+    """NVLink errors in the kernel log."""
+    yield Advice(f"`nvidia-smi nvlink -e` on {case.host or 'the host'}; take it out of the pool if the counters move")

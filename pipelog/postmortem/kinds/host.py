@@ -1,0 +1,224 @@
+"""Disks, launchers, schedulers, signals: what happens around the training process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.findings import Advice
+from pipelog.postmortem.case import Case
+from pipelog.postmortem.kinds import Role, Strength, kind
+
+_PROCESS = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
+"""Rows that carry an exit code: the table of errors writes it under the text as `code -9`."""
+
+
+@kind(
+    "disk-full",
+    category="storage",
+    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|file write failed|PytorchStreamWriter failed|ENOSPC",
+    says="found the disk full",
+    first=10,
+)
+def disk_full(case: Case) -> Iterator[Advice]:
+    """A write failed for want of space or quota. PytorchStreamWriter does not say why its write failed; a full disk is the usual reason."""
+    place = case.path or "the folder of the checkpoints"
+    yield Advice(
+        f"free space under {place} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
+    )
+
+
+@kind(
+    "storage-error",
+    category="storage",
+    pattern=r"(?i)\[Errno (?:5|116|30|121|110)\]|Input/output error|Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|LustreError|I/O error, dev|SafetensorError.*(?:I/O|os error)",
+    says="had an error of the storage ({matched})",
+    first=21,
+)
+def storage_error(case: Case) -> Iterator[Advice]:
+    """The file system itself failed."""
+    yield Advice(f"check the file system{f' under {case.path}' if case.path else ''} on {case.host or 'that host'}: mount state, server, kernel log")
+
+
+@kind(
+    "open-files",
+    category="host.shm",
+    pattern=r"Too many open files|\[Errno 24\]",
+    says="ran out of file descriptors",
+    first=22,
+)
+def open_files(case: Case) -> Iterator[Advice]:
+    """Tensors shared between loader workers cost a descriptor each."""
+    yield Advice("raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')")
+
+
+@kind(
+    "port-in-use",
+    category="launch",
+    pattern=r"(?i)address already in use|EADDRINUSE|errno: 98",
+    says="could not open its port: another process has it",
+    job=True,
+    first=12,
+)
+def port_in_use(case: Case) -> Iterator[Advice]:
+    """The rendezvous port is taken, mostly by an old job that is still alive."""
+    yield Advice("find the process (`ss -ltnp`), end it, or choose another --master_port (29500 is everyone's default)")
+
+
+@kind(
+    "rendezvous",
+    category="launch",
+    pattern=r"(?i)store based barrier|clients joined|waiting for clients|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"
+    r"|RendezvousTimeoutError|RendezvousConnectionError|failed to send a keep-alive|DistStoreError|Timed out after \d+ seconds waiting for|could not connect to the (?:master|server)|wait timeout after \d+ms"
+    r"|failed to connect to .* master",
+    says="did not meet the other ranks at the start",
+    rows=("python-exception", "socket", "torch-log", "store-timeout", "level", "torchrun-rendezvous"),
+    job=True,
+    first=24,
+)
+def rendezvous(case: Case) -> Iterator[Advice]:
+    """Some ranks never came to the rendezvous: their host did not start, or cannot reach the master."""
+    yield Advice("look at the hosts of the ranks that never came: was the launcher started there, with the right node rank, master address and port?")
+    yield Advice("check that every host reaches the master: `nc -vz MASTER_ADDR MASTER_PORT`")
+
+
+@kind(
+    "launcher-setup",
+    category="launch",
+    pattern=r"(?i)hostfile is (?:empty|not formatted)|not found in hostfile|no GPU resources available|launcher '\w+' not installed|command not found|can't open file|Host key verification failed"
+    r"|Permission denied \(publickey|Could not resolve hostname|ssh: connect to host|ORTE was unable|unable to reliably start|No such file or directory: '(?:numactl|ssh|pdsh|mpirun|srun|ninja)'"
+    r"|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon",
+    says="could not be launched ({matched})",
+    job=True,
+    first=23,
+)
+def launcher_setup(case: Case) -> Iterator[Advice]:
+    """The launcher could not start the processes: ssh, host file, a missing program, the container."""
+    yield Advice("run the failing command by hand on that host; compare PATH, ssh keys and the host file")
+
+
+@kind(
+    "time-limit",
+    category="scheduler.time-limit",
+    pattern=r"(?i)DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime .*exceeded|DeadlineExceeded|active on the node longer than",
+    says="reached its time limit",
+    job=True,
+    role=Role.INITIATING,
+    first=1,
+)
+def time_limit(case: Case) -> Iterator[Advice]:
+    """The scheduler ended the job at its limit: nothing failed."""
+    yield Advice("save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins; Slurm: --signal=B:USR1@300) and chain the next job")
+
+
+@kind(
+    "preempted",
+    category="scheduler.preempted",
+    pattern=r"(?i)DUE TO PREEMPTION|DUE TO JOB REQUEUE|Preempted|TERM_PREEMPT",
+    says="was preempted",
+    rows=("slurm-preempted", "slurm-requeue", "k8s-preempted", "batch-preempted"),
+    job=True,
+    first=1,
+)
+def preempted(case: Case) -> Iterator[Advice]:
+    """The scheduler took the nodes for another job: nothing failed."""
+    yield Advice("requeue it; save on SIGTERM within the grace time if the lost steps matter")
+
+
+@kind(
+    "cancelled",
+    category="scheduler.cancelled",
+    pattern=r"(?i)CANCELLED AT|KeyboardInterrupt|SIGINT|TERM_OWNER|Received \d+ death signal|received SIGTERM|got signal: (?:15|2)\b|signal 15|^Terminated$",
+    says="was cancelled",
+    job=True,
+    strength=Strength.SIGNAL,
+    role=Role.TEARDOWN,
+    first=2,
+)
+def cancelled(case: Case) -> Iterator[Advice]:
+    """Somebody or something outside ended it; who, is not in the log."""
+    yield Advice("ask the scheduler who: `sacct -j JOB --format=JobID,State,ExitCode,User`, or the owner of the job")
+
+
+@kind(
+    "killed",
+    category="killed",
+    pattern=r"(?m)^code -9$",
+    says="was killed (signal 9), and nothing says by whom",
+    rows=_PROCESS,
+    known=False,
+    strength=Strength.SIGNAL,
+    first=26,
+    missing=(
+        "`dmesg -T | grep -i -E 'oom|killed process'` of the host: the kernel's OOM killer is the usual sender",
+        "the scheduler's accounting (sacct, kubectl describe)",
+    ),
+)
+def killed(case: Case) -> Iterator[Advice]:
+    """SIGKILL leaves no message in the process. Without the kernel's or the scheduler's word its sender is not known."""
+    yield Advice(f"look on {case.host or 'the host'} for the sender: `dmesg -T | grep -i -E 'oom|killed process'`, the scheduler's accounting")
+
+
+@kind(
+    "crashed",
+    category="killed",
+    pattern=r"(?m)^code -(?:4|5|7|8|11|31)$|Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating)",
+    says="crashed in native code ({matched})",
+    rows=(*_PROCESS, "fatal-python"),
+    known=False,
+    strength=Strength.SIGNAL,
+    first=27,
+    missing=("a stack of the crash: run with python -X faulthandler, or look at the core dump", "`dmesg -T | grep segfault` of the host"),
+)
+def crashed(case: Case) -> Iterator[Advice]:
+    """A native crash. Bus errors are mostly a full /dev/shm or a lost memory-mapped file."""
+    yield Advice("run with PYTHONFAULTHANDLER=1 to get the Python stack of the crash")
+
+
+@kind(
+    "aborted",
+    category="killed",
+    pattern=r"(?m)^code -6$|terminate called|Fatal Python error: Aborted",
+    says="aborted (signal 6)",
+    rows=(*_PROCESS, "fatal-python", "cpp-terminate"),
+    role=Role.CASCADE,
+    known=False,
+    strength=Strength.SIGNAL,
+    first=28,
+    missing=("what the process said before it aborted",),
+)
+def aborted(case: Case) -> Iterator[Advice]:
+    """SIGABRT: C++ gave up, mostly after a message of its own (a watchdog, an assertion)."""
+    yield Advice("look for the message before the abort in the log of that rank")
+
+
+@kind(
+    "left-with-code",
+    category="unknown",
+    pattern=r"(?m)^code (?P<code>[1-9]\d*)$",
+    says="left with exit code {code} and said nothing",
+    rows=_PROCESS,
+    known=False,
+    strength=Strength.SIGNAL,
+    first=60,
+    missing=("the standard error of the processes: it may have gone to another file",),
+)
+def left_with_code(case: Case) -> Iterator[Advice]:
+    """A process ended with an error code, and its message is not among the files."""
+    yield Advice("find the standard error of the ranks (launcher's per-rank logs, torchrun --log-dir), and analyze it together with this")
+
+
+@kind(
+    "taken-down",
+    category="killed",
+    pattern=r"(?im)^code -(?:15|1|13)$|^row (?:killed|signalled)$|SIGTERM|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
+    r"|exit code 143|SystemExit|SignalException|task .* running|exited abnormally|Main process received|forcefully exiting|Worker group FAILED|ssh exited",
+    says="was taken down with the rest",
+    role=Role.TEARDOWN,
+    known=False,
+    strength=Strength.ECHO,
+    first=29,
+)
+def taken_down(case: Case) -> Iterator[Advice]:
+    """The launcher ends everyone when one fails: never the cause."""
+    return
+    yield

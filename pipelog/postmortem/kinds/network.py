@@ -1,0 +1,135 @@
+"""Links, transports, interfaces; and what others notice when a peer is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.findings import Advice
+from pipelog.postmortem.case import Case
+from pipelog.postmortem.kinds import Role, Strength, kind
+
+
+@kind(
+    "ib-retry-exceeded",
+    category="network",
+    pattern=r"Got completion .*(?:with error|status=)\s?(?P<status>12|4|10|11|13)\b",
+    says="lost an InfiniBand connection (status {status}: transport retries exceeded)",
+    strength=Strength.TRANSPORT,
+    first=20,
+)
+def ib_retry(case: Case) -> Iterator[Advice]:
+    """NCCL's verbs transport: status 12 means that the peer or a link on the way no longer answers."""
+    yield Advice(
+        "find the port: `ibstat`, `ibqueryerrors`, `perfquery -x` on both ends named in the line; look for 'port error' or link-down in both kernel logs"
+    )
+    yield Advice("if the fabric is merely busy, raise NCCL_IB_TIMEOUT (to 22) and NCCL_IB_RETRY_CNT (to 13)")
+
+
+@kind(
+    "ib-port",
+    category="network",
+    pattern=r"NET/IB.*(?:[Gg]ot async (?:fatal )?(?:event|error)).*|mlx5\S* .*(?:[Ll]ink down|health compromised|health error)",
+    says="lost an InfiniBand port",
+    strength=Strength.TRANSPORT,
+    first=19,
+)
+def ib_port(case: Case) -> Iterator[Advice]:
+    """The adapter reports an event: port error, link down, fatal."""
+    yield Advice(f"check cable and port of the adapter in the line on {case.host or 'that host'}: `ibstat`, `mlxlink -d`")
+
+
+@kind(
+    "no-interface",
+    category="network.config",
+    pattern=r"no socket interface found|Mismatched NCCL version|Duplicate GPU detected|NCCL_SOCKET_IFNAME.*(?:not found|no such)|No interface found",
+    says="could not set up NCCL ({matched})",
+    first=18,
+)
+def no_interface(case: Case) -> Iterator[Advice]:
+    """NCCL's bootstrap: no interface, two versions, or two ranks on one device."""
+    if "Duplicate GPU" in case.text:
+        yield Advice("two ranks use the same GPU: check local ranks, CUDA_VISIBLE_DEVICES and torch.cuda.set_device(local_rank)")
+    elif "Mismatched" in case.text:
+        yield Advice("install the same NCCL (the same torch build) on every host")
+    else:
+        yield Advice("set NCCL_SOCKET_IFNAME to the interface that connects the hosts (`ip -br addr`)")
+
+
+@kind(
+    "own-interface",
+    category="network.config",
+    pattern=r"Connect to (?:172\.(?:1[6-9]|2\d|3[01])|127|192\.168\.122)\.\d+\.\d+(?:\.\d+)?<\d+> failed ?: ?(?:Connection refused|No route to host)",
+    says="connected to a container bridge instead of the other host",
+    first=17,
+)
+def own_interface(case: Case) -> Iterator[Advice]:
+    """The address is that of docker0 (172.17.…), libvirt or the loopback: every host has one, and so reaches itself."""
+    yield Advice(
+        "set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that connects the hosts, or exclude the bridge: NCCL_SOCKET_IFNAME=^docker0,lo"
+    )
+
+
+@kind(
+    "transport",
+    category="network",
+    pattern=r"unhandled system error|ncclSystemError|No route to host|Network is unreachable|Connect to \S+ failed|socketStartConnect|Net ?: Connect to|Call to ibv_\w+ failed",
+    says="had an error of the network or the system in NCCL",
+    known=False,
+    strength=Strength.TRANSPORT,
+    first=40,
+    missing=("NCCL's own warning: NCCL_DEBUG=WARN", "the logs of the other hosts"),
+)
+def transport(case: Case) -> Iterator[Advice]:
+    """ncclSystemError: a socket, memory or driver call failed; the text after `Last error:` is the last warning, if any."""
+    yield Advice("run with NCCL_DEBUG=WARN (INFO for one start) to see the call that failed")
+
+
+@kind(
+    "nccl-internal",
+    category="unknown",
+    pattern=r"ncclInternalError|ncclInvalidUsage|ncclInvalidArgument|unhandled cuda error|ncclUnhandledCudaError|invalid usage|internal error",
+    says="had an error inside NCCL ({matched})",
+    rows=("python-exception", "nccl-abort", "cpp-terminate"),
+    known=False,
+    strength=Strength.TRANSPORT,
+    first=41,
+    missing=("NCCL's own warning: NCCL_DEBUG=WARN",),
+)
+def nccl_internal(case: Case) -> Iterator[Advice]:
+    """NCCL refused a call or failed itself: different calls on different ranks, or a CUDA error before it."""
+    yield Advice("run with NCCL_DEBUG=WARN, and TORCH_DISTRIBUTED_DEBUG=DETAIL to compare the calls of the ranks")
+
+
+@kind(
+    "peer-gone",
+    category="network",
+    pattern=r"(?i)ncclRemoteError|remote process exited|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe|recvValue failed|sendBytes failed"
+    r"|should dump\W+ flag|NCCL communicator was aborted|communicator encountered error|application timeout caused pair closure|Socket closed|store->get\(.*got error"
+    r"|op\.preamble\.length|(?:with error|status=)\s?5\b|connection (?:was )?closed|The client socket has failed|EOF.*peer|DistNetworkError|DistStoreError.*(?:reset|closed)"
+    r"|ConnectionResetError|BrokenPipeError|Transport endpoint is not connected",
+    says="lost a peer",
+    role=Role.CASCADE,
+    known=False,
+    strength=Strength.ECHO,
+    first=30,
+    missing=("the log of the peer: what it said before it was gone",),
+)
+def peer_gone(case: Case) -> Iterator[Advice]:
+    """What the others notice when a process is gone: an echo, never the cause where anything else was said."""
+    yield Advice("look for the log of the peer named in the line; with no error there, for its kernel log and for the scheduler's accounting")
+
+
+@kind(
+    "collective-mismatch",
+    category="code",
+    pattern=r"(?i)op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives|collective.*mismatch|Mismatched collective",
+    says="called collectives that do not match",
+    strength=Strength.SYMPTOM,
+    known=False,
+    first=25,
+    missing=("TORCH_DISTRIBUTED_DEBUG=DETAIL prints the calls that differ",),
+)
+def collective_mismatch(case: Case) -> Iterator[Advice]:
+    """Two ranks sent different sizes, types or operations to the same place."""
+    yield Advice("run a few steps with TORCH_DISTRIBUTED_DEBUG=DETAIL (DETAIL wraps gloo and NCCL and names the call that differs)")
+    yield Advice("in a pipeline compare the shapes of what the stages hand on: DeepSpeed sends the shapes of the first micro-batch only")

@@ -1,0 +1,228 @@
+"""Configuration, mesh, checkpoints, data, dependencies: what fails before or between steps for a reason that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelog.findings import Advice
+from pipelog.postmortem.case import Case
+from pipelog.postmortem.kinds import kind
+
+_EXCEPTION = ("python-exception", "level")
+
+
+@kind(
+    "batch-sizes",
+    category="config.batch",
+    pattern=r"Check batch related parameters\. (?P<why>.*)|(?i:train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps).*(?:not equal|has to be|must be|divisible|greater than 0|needs to be)"
+    r"|global batch size \(?\d+\)? is not divisible|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)",
+    says="refused the batch sizes",
+    rows=_EXCEPTION,
+    job=True,
+    first=20,
+)
+def batch_sizes(case: Case) -> Iterator[Advice]:
+    """train_batch_size = micro-batch x accumulation steps x data-parallel replicas; the last factor is not the number of GPUs."""
+    numbers = case.match(r"(\d+) != (\d+) \* (\d+) \* (\d+)")
+    if numbers:
+        train, micro, m, dp = (int(n) for n in numbers.groups())
+        yield Advice(
+            f"set train_batch_size to {micro * m * dp} (= {micro} × {m} × {dp} data-parallel replicas, not GPUs), or leave one of the three out"
+        )
+        if train % (micro * dp) == 0:
+            yield Advice(f"or keep train_batch_size {train} and set gradient_accumulation_steps to {train // (micro * dp)}")
+    else:
+        yield Advice("leave one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps out: DeepSpeed derives it")
+
+
+@kind(
+    "mesh",
+    category="config.mesh",
+    pattern=r"(?i)world.?size \(?\d*\)?.*(?:not divisible|is not a multiple|must be divisible)|Invalid Grid|must provide num_stages or topology|ElasticityIncompatibleWorldSize|ElasticityError|is not divisible by .*(?:parallel|stages)"
+    r"|num_layers.*(?:divisible|must be)|cannot partition|found no valid layers to partition|model must base PipelineModule|number of (?:pipeline )?stages.*(?:divi|must)|number of GPUs.*divisible",
+    says="cannot be laid out on these ranks",
+    rows=_EXCEPTION,
+    job=True,
+    first=21,
+)
+def mesh(case: Case) -> Iterator[Advice]:
+    """World size, stages, replicas and tensor-parallel ranks do not multiply."""
+    sizes = case.match(r"world size \((\d+)\) is not divisible by .*?\((\d+)\) times .*?\((\d+)\)")
+    if sizes:
+        world, tp, pp = (int(n) for n in sizes.groups())
+        yield Advice(
+            f"use a number of GPUs that {tp * pp} (= {tp} tensor × {pp} pipeline) divides: {world // (tp * pp) * tp * pp or tp * pp} or {(world // (tp * pp) + 1) * tp * pp} instead of {world}"
+        )
+    else:
+        yield Advice("make world size = pipeline stages × data-parallel replicas × tensor-parallel ranks")
+
+
+@kind(
+    "zero-with-pipeline",
+    category="config.other",
+    pattern=r"ZeRO-2 and ZeRO-3 are incompatible with pipeline",
+    says="uses ZeRO stage 2 or 3 together with pipeline parallelism",
+    job=True,
+    first=19,
+)
+def zero_with_pipeline(case: Case) -> Iterator[Advice]:
+    """Gradients of a pipeline stage accumulate over micro-batches, which ZeRO-2 and 3 shard away."""
+    yield Advice("set zero_optimization.stage to 1 (or 0)", "optimizer states are still sharded over the replicas")
+
+
+@kind(
+    "configuration",
+    category="config.other",
+    pattern=r"DeepSpeedConfigError|(?i:deepspeed.?config).*(?:not exist|not found|unknown|Expected|invalid|missing)|Expected a string path to an existing deepspeed config|unrecognized arguments|the following arguments are required"
+    r"|error: argument|invalid choice|JSONDecodeError.*|json\.decoder|ValidationError|pydantic|Partitioning method \w+ not implemented|Unknown (?:optimizer|scheduler)|TOMLDecodeError|yaml\.\w*Error",
+    says="refused its configuration",
+    rows=_EXCEPTION,
+    job=True,
+    first=35,
+)
+def configuration(case: Case) -> Iterator[Advice]:
+    """A file, a key or an argument that is not as expected."""
+    yield Advice("put right the key, file or argument that the message names; `python -m json.tool ds_config.json` shows broken JSON")
+
+
+@kind(
+    "config-file",
+    category="config.other",
+    pattern=r"FileNotFoundError.*\.(?:json|ya?ml|toml)\b|No such file or directory: '[^']*\.(?:json|ya?ml|toml)'|config.*(?:does not exist|no such file)",
+    says="did not find its configuration file",
+    rows=_EXCEPTION,
+    job=True,
+    first=31,
+)
+def config_file(case: Case) -> Iterator[Advice]:
+    """A relative path is taken from the working directory of the launcher on each host."""
+    yield Advice("give --deepspeed_config an absolute path that exists on every host")
+
+
+@kind(
+    "checkpoint-shape",
+    category="checkpoint",
+    pattern=r"(?i)DP world size of \d+ but the current|checkpoint being loaded used|zero checkpoints paths are missing|seems a bogus DeepSpeed checkpoint|Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\) in state_dict"
+    r"|Unexpected key\(s\) in state_dict|(?:layer_\d+|mp_rank_\d+|zero_pp_rank)\S* .*(?:not found|No such file|does not exist)|No such file or directory: '[^']*(?:global_step|layer_\d+|mp_rank|model_states|optim_states)[^']*'"
+    r"|checkpoint.*(?:does not exist|not found|corrupt|mismatch|incompatible|missing)|Unable to (?:find|load) .*checkpoint|invalid (?:header|magic)|PytorchStreamReader failed|UnpicklingError|unpickling|failed finding central directory"
+    r"|did not find .*tracker file|Unable to find latest file",
+    says="could not use the checkpoint",
+    rows=_EXCEPTION,
+    job=True,
+    first=22,
+)
+def checkpoint_shape(case: Case) -> Iterator[Advice]:
+    """Missing, damaged, or written for another number of stages or replicas."""
+    sizes = case.match(r"DP world size of (\d+) but the current world size is (\d+)")
+    if sizes:
+        yield Advice(
+            f"resume with {sizes.group(1)} data-parallel replicas as it was written, or convert it: python -m deepspeed.checkpoint.ds_to_universal, then load_universal"
+        )
+        yield Advice("or load without optimizer states (load_optimizer_states=False)", "the optimizer starts anew")
+    else:
+        yield Advice("list the folder of the checkpoint against what is missing; take the last complete one before it (edit the file `latest`)")
+
+
+@kind(
+    "checkpoint-frame",
+    category="checkpoint",
+    pattern=r"^(?!.*(?:out of memory|No space)).*(?:FileNotFoundError|RuntimeError|KeyError|EOFError|AssertionError|OSError|ValueError)",
+    frame=r"(?:load_checkpoint|_load_checkpoint|load_state_dict|save_checkpoint|_save_checkpoint|load_module_state_dict|ds_to_universal|_load_zero_checkpoint|checkpoint_engine|state_dict_factory)\b",
+    says="failed at the checkpoint",
+    rows=("python-exception",),
+    first=45,
+)
+def checkpoint_frame(case: Case) -> Iterator[Advice]:
+    """An exception raised inside the code that loads or saves checkpoints."""
+    yield Advice("check that the folder holds a complete checkpoint of this model and this layout; else take the one before")
+
+
+@kind(
+    "data-ended",
+    category="data",
+    pattern=r"^StopIteration",
+    says="came to the end of its data iterator",
+    rows=("python-exception",),
+    first=33,
+)
+def data_ended(case: Case) -> Iterator[Advice]:
+    """train_batch takes one batch per micro-batch; an iterator that ends inside a step raises."""
+    m = case.config.micro_batches
+    yield Advice(
+        "wrap the loader: deepspeed.utils.RepeatingLoader(loader); or end the loop before the data do"
+        + (f" ({m} batches go into each step)" if m else "")
+    )
+
+
+@kind(
+    "data-worker",
+    category="data",
+    pattern=r"Caught \w+ in DataLoader worker process|in DataLoader worker",
+    says="failed in a data-loader worker",
+    rows=("python-exception",),
+    first=32,
+)
+def data_worker(case: Case) -> Iterator[Advice]:
+    """The exception of the worker is the cause; it is raised again in the rank."""
+    yield Advice("run the data set alone over the samples of that step with num_workers=0; skip or repair the sample that the exception names")
+
+
+@kind(
+    "data-frame",
+    category="data",
+    pattern=r"^[\w.]*(?:Error|Exception)",
+    frame=r"(?:raised|own) \S*(?:dataset|dataloader|data_loader|collat|sampler|tokeniz|/data/)\S*:\d+ |(?:__getitem__|collate\w*|_next_batch|get_batch)$",
+    says="failed while it loaded data",
+    rows=("python-exception",),
+    first=46,
+)
+def data_frame(case: Case) -> Iterator[Advice]:
+    """Raised inside a data set, a sampler or a collate function."""
+    yield Advice("run the data set alone over the samples of that step; skip or repair the sample")
+
+
+@kind(
+    "dependency",
+    category="dependency",
+    pattern=r"ModuleNotFoundError|ImportError|No module named|undefined symbol|cannot open shared object|Error building extension|Ninja is required|CUDA_HOME.*(?:not set|does not exist)|Unable to JIT load|CUDAMismatchException"
+    r"|nvcc.*(?:not found|fatal)|GLIBC\w*_[\d.]+' not found|has no attribute '(?:_six|inf)'|version conflict|VersionConflict|requires .* but you have|Installed CUDA version .* does not match|DistributionNotFound|numpy\.core\.multiarray failed",
+    says="misses a dependency, or has one that does not fit",
+    job=True,
+    first=26,
+)
+def dependency(case: Case) -> Iterator[Advice]:
+    """An import, an extension or a version."""
+    if "torch._six" in case.text:
+        yield Advice("torch 2.0 removed torch._six: use a DeepSpeed of 0.8 or later, or torch 1.13")
+    else:
+        yield Advice("install what the message names into the environment of every host; `ds_report` shows operators and versions")
+
+
+@kind(
+    "loss-scale",
+    category="numerics.loss-scale",
+    pattern=r"Current loss scale already at minimum|loss scale.*(?:minimum|too small|below)|Minimum loss scale reached|FloatingPointError.*scale",
+    says="skipped so many fp16 steps that the loss scale reached its minimum",
+    job=True,
+    first=15,
+)
+def loss_scale(case: Case) -> Iterator[Advice]:
+    """DeepSpeed ends the run when the scale cannot fall further: the gradients are inf or nan at every step."""
+    yield Advice(
+        "use bf16 if the devices have it; else look for the first nan or inf (rank in 'detected overflow'), lower the learning rate, clip gradients"
+    )
+    yield Advice("resume from a checkpoint before the row of overflows")
+
+
+@kind(
+    "nan-guard",
+    category="numerics.nan",
+    pattern=r"(?i)loss is nan|nan loss|found nan|nan (?:or inf )?(?:in|detected|encountered)|loss.*(?:is|became|equals?) (?:nan|inf)|non-?finite|returned nan values|Rank \d+: found NaN|not finite",
+    says="stopped at a value that is not a number",
+    rows=("python-exception", "level"),
+    job=True,
+    first=25,
+)
+def nan_guard(case: Case) -> Iterator[Advice]:
+    """A check of the framework or the script ended the run."""
+    yield Advice("resume from before the step; look at its batch; torch.autograd.detect_anomaly on that batch alone")

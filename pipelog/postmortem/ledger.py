@@ -1,0 +1,103 @@
+"""Where the time of the attempts went: productive, lost since the last checkpoint, starting, hanging, between attempts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.postmortem.deaths import Death
+from pipelog.tables import of_kind, table
+from pipelog.tables.attempts import Attempts
+from pipelog.tables.config import Config
+from pipelog.tables.topology import said
+
+
+@table("spans", needs=("rows", "config", "chosen", "steps"))
+def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.DataFrame:
+    """First and last step of each attempt, as printed (from traces where no line was), and the median of its step times: attempt (index), first, last, step_ns."""
+    found = of_kind(rows, "step", "iteration").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
+    found = found.dropna(subset=["attempt", "step"])
+    printed = config.steps_per_print or 1
+    out = {}
+    for attempt, mine in found.groupby("attempt"):
+        numbers = np.unique(mine["step"].to_numpy(dtype=np.int64))
+        gap = int(np.diff(numbers).min()) if len(numbers) > 1 else min(printed, int(numbers[0]))
+        times = mine["dur_ns"].dropna()
+        out[int(attempt)] = (max(1, int(numbers[0]) - gap + 1), int(numbers[-1]), float(times.median()) if len(times) else np.nan)
+    traced = getattr(steps, "rows", None)
+    if chosen not in out and getattr(steps, "source", None) == "trace" and traced is not None:
+        out[chosen] = (int(traced["step"].min()), int(traced["step"].max()), float(traced["dur_ns"].median()))
+    return pd.DataFrame.from_dict(out, orient="index", columns=["first", "last", "step_ns"]).sort_index()
+
+
+@table("losses", needs=("spans", "checkpoints", "attempts", "facts", "endings"))
+def losses(spans: pd.DataFrame, checkpoints: pd.DataFrame, attempts: Attempts, facts: pd.DataFrame, endings: list[object]) -> pd.DataFrame:
+    """One row an attempt: saved (step of the last complete checkpoint up to its end), lost_steps (made after it; null where that is not known).
+
+    All steps of an attempt are lost where it is known to have written no checkpoint: its save interval was not reached.
+    """
+    interval = said(facts, ("args.save_interval",))
+    every = float(interval[0].value) if interval and isinstance(interval[0].value, float) else None
+    rows = []
+    for number in range(attempts.count):
+        before = checkpoints[checkpoints["attempt"].fillna(0) <= number]
+        saved = int(before["step"].iloc[-1]) if len(before) else None
+        status = getattr(endings[number], "status", "incomplete")
+        lost = None
+        if number in spans.index and status != "completed":
+            first, last = int(spans.at[number, "first"]), int(spans.at[number, "last"])
+            if saved is not None:
+                lost = max(0, last - saved)
+            elif every is not None and every > last:
+                lost = last - first + 1
+        rows.append((saved, lost))
+    return pd.DataFrame(rows, columns=["saved", "lost_steps"]).astype("Int64")
+
+
+@table("ledger", needs=("attempts", "spans", "losses", "deaths"))
+def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths: list[Death]) -> pd.DataFrame:
+    """One row an attempt, times in s, null where no clock tells: wall_s (first to last stamp), productive_s (steps that were kept), lost_s (steps made again),
+    hang_s (waiting before the end), other_s (start-up and what is left), gap_s (from the end of the attempt before to its begin).
+
+    Steps are kept up to the last complete checkpoint; all of them where the run came to its end, none are known to be kept where no
+    checkpoint line is.
+    """
+    rows = []
+    end_before: float | None = None
+    for number in range(attempts.count):
+        mine = attempts.segments[attempts.segments["attempt"] == number]
+        begin, end = mine["begin_ns"].dropna().min(), mine["end_ns"].dropna().max()
+        wall = (float(end) - float(begin)) / 1e9 if not (pd.isna(begin) or pd.isna(end)) else np.nan
+        productive = lost = np.nan
+        if number in spans.index and not np.isnan(spans.at[number, "step_ns"]):
+            step = float(spans.at[number, "step_ns"]) / 1e9
+            made = int(spans.at[number, "last"]) - int(spans.at[number, "first"]) + 1
+            gone = losses.at[number, "lost_steps"]
+            if deaths[number].status == "completed":
+                productive, lost = made * step, 0.0
+            elif not pd.isna(gone):
+                again = min(int(gone), made)
+                productive, lost = (made - again) * step, again * step
+        begun = deaths[number].hang_ns
+        hanging = (
+            (float(end) - begun) / 1e9
+            if begun is not None and not pd.isna(end) and begun <= float(end)
+            else 0.0
+            if deaths[number].status != "hung"
+            else np.nan
+        )
+        parts = np.nansum([productive, lost, hanging])
+        other = max(0.0, wall - parts) if not np.isnan(wall) and not np.isnan(productive) else np.nan
+        gap = (float(begin) - end_before) / 1e9 if end_before is not None and not pd.isna(begin) else np.nan
+        rows.append((number, deaths[number].status, deaths[number].category, wall, productive, lost, hanging, other, gap))
+        end_before = float(end) if not pd.isna(end) else end_before
+    return pd.DataFrame(rows, columns=["attempt", "status", "category", "wall_s", "productive_s", "lost_s", "hang_s", "other_s", "gap_s"])
+
+
+def effective_ratio(ledger: pd.DataFrame) -> float | None:
+    """Effective training time ratio: productive time over all time from the first stamp to the last (Meta, Revisiting Reliability, 2024)."""
+    if not len(ledger) or ledger["productive_s"].isna().any() or ledger["wall_s"].isna().any():
+        return None
+    total = float(ledger["wall_s"].sum() + ledger["gap_s"].fillna(0).clip(lower=0).sum())
+    return float(ledger["productive_s"].sum()) / total if total > 0 else None
