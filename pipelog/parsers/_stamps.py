@@ -34,6 +34,11 @@ def ctime_ns(stamps: pa.Array) -> pa.Array:
     return _ns(pc.utf8_slice_codeunits(stamps, 4), "%b %d %H:%M:%S %Y")
 
 
+def rfc_ns(stamps: pa.Array) -> pa.Array:
+    """Nanoseconds since the epoch of `Tue, 05 Mar 2024 15:20:09 +0100`, the local time taken as UTC."""
+    return _ns(pc.utf8_slice_codeunits(stamps, 5, 25), "%d %b %Y %H:%M:%S")
+
+
 def syslog_ns(stamps: pa.Array) -> pa.Array:
     """Nanoseconds since the epoch of `Mar  5 15:20:08` in the year 1970."""
     return _ns(pc.binary_join_element_wise(pa.scalar("1970"), stamps, " "), "%Y %b %d %H:%M:%S")

@@ -1,0 +1,95 @@
+"""Ends of pods in `kubectl describe`, `kubectl get -o yaml` and events, beside the plain words of job_ends.py.
+
+Last State:     Terminated
+  Reason:       Error
+  Exit Code:    137
+  Started:      Tue, 05 Mar 2024 15:10:01 +0100
+  Finished:     Tue, 05 Mar 2024 15:20:09 +0100
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelog.parsers._stamps import iso_ns, rfc_ns
+from pipelog.parsing import Block, Records, Row, Rows, block, lines
+
+_FIELD = re.compile(r"^\s*(?P<key>Reason|Exit Code|Signal|Finished):\s+(?P<value>\S.*?)\s*$")
+
+
+@block("kubernetes-terminated", mark=("State: Terminated", "State:     Terminated", "State:          Terminated"), most=8)
+def terminated(found: Block) -> Iterator[Row]:
+    """Give the exit code of a container that has ended (above 128 it is a signal), with its reason and the time it ended, at the code's line."""
+    fields: dict[str, tuple[int, str]] = {}
+    lines_ = found.lines()
+    next(lines_)
+    for number, text in lines_:
+        match = _FIELD.match(text)
+        if match is None and not text.lstrip().startswith(("Message:", "Started:")):
+            break
+        if match is not None:
+            fields.setdefault(match["key"], (number, match["value"]))
+    line, code = fields.get("Exit Code", (0, ""))
+    if not re.fullmatch(r"\d{1,9}", code):
+        return
+    words = [f"{key}: {fields[key][1]}" for key in ("Reason", "Exit Code", "Signal") if key in fields]
+    row: Row = {"kind": "end", "name": "k8s-exit-code", "value": float(code), "line": line, "text": "State: Terminated, " + ", ".join(words)}
+    ended = rfc_ns(pa.array([fields.get("Finished", (0, ""))[1]]))[0].as_py()
+    yield row if ended is None else row | {"start_ns": ended, "clock": "log"}
+
+
+#       exitCode: 137
+#       finishedAt: "2024-03-05T14:20:09Z"
+@block("kubernetes-exit-code", mark="exitCode: ", head=r"^\s*(?:- )?$", most=6)
+def exit_code(found: Block) -> Iterator[Row]:
+    """Give the exit code of a container in the YAML of its pod; times are in UTC."""
+    code = re.match(r"exitCode: (\d{1,9})\s*$", found.first)
+    if code is None:
+        return
+    row: Row = {"kind": "end", "name": "k8s-exit-code", "value": float(code.group(1)), "text": found.first.strip()}
+    for _, text in found.lines():
+        if reason := re.match(r"\s*reason: (\w+)\s*$", text):
+            row["text"] += f", reason: {reason.group(1)}"
+        if (ended := re.match(r"\s*finishedAt: \"?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z", text)) and (
+            when := iso_ns(pa.array([ended.group(1)]))[0].as_py()
+        ) is not None:
+            row |= {"start_ns": when, "clock": "utc"}
+    yield row
+
+
+_NAMES = {
+    "Preempted by ": "k8s-preempted",
+    "PreemptionByScheduler": "k8s-preempted",
+    "Preempting": "k8s-preempted",
+    "TaintManagerEviction": "k8s-evicted",
+    "DeletionByTaintManager": "k8s-evicted",
+    "EvictionByEvictionAPI": "k8s-evicted",
+    "The node had condition: ": "k8s-evicted",
+    "NodeNotReady": "k8s-node-not-ready",
+    "Node is not ready": "k8s-node-not-ready",
+    "NodeLost": "k8s-node-not-ready",
+    "BackoffLimitExceeded": "k8s-backoff-limit",
+    "reached the specified backoff limit": "k8s-backoff-limit",
+}
+
+
+# Normal   Preempted  2m  default-scheduler  Preempted by pod 5f0c on node node7
+# Warning  NodeNotReady  5m  node-controller  Node is not ready
+# Pod The node had condition: [DiskPressure].
+# Warning  BackoffLimitExceeded  1m  job-controller  Job has reached the specified backoff limit
+@lines(
+    "kubernetes-event",
+    mark=tuple(_NAMES),
+    pattern=(
+        r"^(?:\s*(?:Normal|Warning) +.*?|\S* +(?:Normal|Warning) +.*?|\s*(?:Reason|Message|Status|reason|message): +\"?(?:Pod )?|Pod |Job has )"
+        rf"(?P<what>{'|'.join(_NAMES)})(?:.{{0,200}}? on node (?P<node>[\w.-]+))?"
+    ),
+)
+def event(found: Records) -> Iterator[Rows]:
+    """Give an event that ends a pod from outside, named after its reason, with the node where named."""
+    name = pa.array(list(_NAMES.values())).take(pc.index_in(found["what"], pa.array(list(_NAMES))))
+    yield found.rows("end", name, host=pc.coalesce(found["node"], found.columns["host"]), text=pc.utf8_trim_whitespace(found["line"]))
