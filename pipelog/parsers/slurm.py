@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._facts import joined, times
-from pipelog.parsing import Records, Rows, records
+from pipelog.parsers._signals import signals
+from pipelog.parsing import Records, Rows, lines, records
 
 _WHO = r"(?P<before>(?:slurmstepd(?:-\S+?)?: error: )?\*{3} (?:STEP|JOB) \S+(?: ON (?P<host>\S+))?)?$"
 _REASONS = {
@@ -78,19 +79,7 @@ def oom(found: Records) -> Iterator[Rows]:
     yield found.rows("end", "slurm-oom", value=found.float("count"), text=_text(found), host=pc.coalesce(found["host"], found.columns["host"]))
 
 
-_CODES = {
-    "Hangup": -1.0,
-    "Interrupt": -2.0,
-    "Quit": -3.0,
-    "Illegal instruction": -4.0,
-    "Aborted": -6.0,
-    "Bus error": -7.0,
-    "Floating point exception": -8.0,
-    "Killed": -9.0,
-    "Segmentation fault": -11.0,
-    "Broken pipe": -13.0,
-    "Terminated": -15.0,
-}
+_DEATHS = r"Out [Oo]f [Mm]emory|Hangup|Interrupt|Quit|Illegal instruction|Trace/breakpoint trap|Aborted|Bus error|Floating point exception|Killed|Segmentation fault|Broken pipe|Terminated"
 
 
 # srun: error: nx20-15: tasks 0-1,3: Terminated
@@ -103,7 +92,7 @@ _CODES = {
     mark="srun: error: ",
     pattern=(
         r"^(?P<words>srun: error: (?:(?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<code>\d{1,9})"
-        r"|(?P<signal>[A-Z][A-Za-z ]*[a-z])(?: \(core dumped\))?)|Node failure on (?P<node>\S+)))\s*$"
+        rf"|(?P<signal>{_DEATHS})(?: \(core dumped\))?|(?P<other>[A-Z][A-Za-z ]*[a-z])\s*$)|Node failure on (?P<node>\S+)))"
     ),
 )
 def task(found: Records) -> Iterator[Rows]:
@@ -112,17 +101,78 @@ def task(found: Records) -> Iterator[Rows]:
     A task is a whole node's launcher where there is one launcher per node.
     """
     tasks = found.where(found.has("tasks"))
-    signal = pa.array(list(_CODES.values())).take(pc.index_in(tasks["signal"], pa.array(list(_CODES))))
     yield tasks.rows(
         "end",
         "slurm-task",
-        value=pc.coalesce(tasks.float("code"), signal),
+        value=pc.coalesce(tasks.float("code"), signals(tasks["signal"])),
         host=tasks["host"],
         label=joined("task ", tasks["tasks"]),
         text=tasks["words"],
     )
     nodes = found.where(found.has("node"))
     yield nodes.rows("end", "slurm-node-failure", host=nodes["node"], text=nodes["words"])
+
+
+_FOLLOWING = {
+    "Job step aborted: ": "slurm-step-aborted",
+    "First task exited ": "slurm-first-exit",
+    "Terminating ": "slurm-terminating",
+    "Force Terminated ": "slurm-terminating",
+    "Timed out waiting for job step to complete": "slurm-timeout",
+    "interrupt (one more": "signal",
+    "sending Ctrl-C to ": "signal",
+}
+
+
+# srun: Job step aborted: Waiting up to 62 seconds for job step to finish.
+# srun: First task exited 30s ago
+# srun: launch/slurm: _step_signal: Terminating StepId=7730416.0
+@lines(
+    "slurm-following",
+    mark=(
+        "srun: Job step aborted: ",
+        "srun: First task exited ",
+        "Terminating StepId=",
+        "Terminating job step ",
+        "srun: Force Terminated ",
+        "srun: error: Timed out waiting for job step",
+        "srun: interrupt (one more",
+        "srun: sending Ctrl-C to ",
+    ),
+    pattern=(
+        r"(?P<words>srun: (?:error: )?(?:launch/slurm: _?\w+: )?"
+        r"(?P<what>Job step aborted: |First task exited |Terminating |Force Terminated |Timed out waiting for job step to complete|interrupt \(one more|sending Ctrl-C to )(?:(?P<ago>\d{1,9})s ago)?.*?)\s*$"
+    ),
+)
+def following(found: Records) -> Iterator[Rows]:
+    """Give what srun says once a step is ending: value is the seconds since the first task's exit, or the signal (2) that srun itself got."""
+    names = pa.array(list(_FOLLOWING.values())).take(pc.index_in(found["what"], pa.array(list(_FOLLOWING))))
+    value = pc.if_else(pc.equal(names, "signal"), pa.scalar(2.0), found.float("ago"))
+    yield found.rows("end", names, value=value, text=found["words"])
+
+
+# srun: StepId=812345.0 task 1: running
+# srun: StepId=812345.0 tasks 2-3: exited abnormally
+@lines(
+    "slurm-task-state",
+    mark="srun: StepId=",
+    pattern=r"(?P<words>srun: StepId=\S+ tasks? (?P<tasks>[\d,\[\]-]+): (?P<state>running|exited abnormally|exited|unknown state|not started))",
+)
+def task_state(found: Records) -> Iterator[Rows]:
+    """Give which tasks had left and which had not when the first one was gone (stream: the state)."""
+    yield found.rows("end", "slurm-task-state", label=joined("task ", found["tasks"]), stream=found["state"], text=found["words"])
+
+
+# slurmstepd: error: Exceeded job memory limit at some point.
+# slurmstepd: error: Job 812345 exceeded memory limit (220200960 > 209715200), being killed
+@lines(
+    "slurm-memory-limit",
+    mark=("xceeded job memory limit", "xceeded step memory limit", " exceeded memory limit ("),
+    pattern=r"(?P<words>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )(?:Exceeded (?:job|step) memory limit|(?:Job|Step|StepId=|JobId=)\S* ?\S* exceeded memory limit \().*?)\s*$",
+)
+def memory_limit(found: Records) -> Iterator[Rows]:
+    """Give the limit of memory that older releases enforce themselves."""
+    yield found.rows("end", "slurm-oom", host=pc.coalesce(found["host"], found.columns["host"]), text=found["words"])
 
 
 def _text(found: Records) -> pa.Array:
