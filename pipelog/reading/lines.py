@@ -31,11 +31,11 @@ def texts(path: Path, wanted: set[int], most: int) -> dict[int, str]:
 def _take(data: bytes, first: int, wanted: set[int], found: dict[int, str], most: int) -> int:
     """Lines of *data* that are wanted; returns the number of the line after it."""
     count = data.count(b"\n")
-    here = [n for n in wanted if first <= n <= first + count]
+    lines = count + (not data.endswith(b"\n"))  # what follows the last end of line is the next piece's, unless it is the last one
+    here = [n for n in wanted if first <= n < first + lines]
     if here:
-        lines = data.split(b"\n")
+        texts = data.split(b"\n")
         for n in here:
-            if n - first < len(lines):
-                text = clean_line(lines[n - first])
-                found.setdefault(n, text if len(text) <= most else text[: most - 1] + "…")
+            text = clean_line(texts[n - first])
+            found.setdefault(n, text if len(text) <= most else text[: most - 1] + "…")
     return first + count

@@ -93,7 +93,7 @@ _INTEGERS = {pa.int16(): pd.Int64Dtype(), pa.int32(): pd.Int64Dtype(), pa.int64(
 
 
 def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
-    """The rows of these kinds, in order of file and line."""
+    """The rows of these kinds, as they stand in the table: one parser's after another's."""
     column = events.column("kind").combine_chunks()
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     codes = [i for i, word in enumerate(column.dictionary.to_pylist()) if word in kinds]
@@ -102,8 +102,8 @@ def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
 
 
 def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:
-    """Rows of these kinds as pandas: words as strings, integers exact (Int64 where some are null, else int64)."""
-    rows = of_kind(events, *kinds).select(list(columns))
+    """Rows of these kinds as pandas, in order of file and line: words as strings, integers exact (Int64 where some are null, else int64)."""
+    rows = _in_order(of_kind(events, *kinds)).select(list(columns))
     out: dict[str, Any] = {}
     for name in columns:
         column = rows.column(name)
@@ -117,6 +117,18 @@ def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) ->
                 series = series.astype(object).where(series.notna(), None)
         out[name] = series
     return pd.DataFrame(out)
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Sorted by file, as they were read, and by line; null lines last."""
+    if not rows.num_rows:
+        return rows
+    files = rows.column("file").combine_chunks()
+    files = files.chunk(0) if isinstance(files, pa.ChunkedArray) else files
+    file = files.indices.to_numpy(zero_copy_only=False)
+    line = pa.compute.fill_null(rows.column("line"), np.iinfo(np.int64).max).to_numpy()
+    later = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (line[1:] >= line[:-1]))
+    return rows if later.all() else rows.take(pa.array(np.lexsort((line, file))))
 
 
 def union_ns(start: np.ndarray, end: np.ndarray) -> int:

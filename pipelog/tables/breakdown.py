@@ -49,7 +49,9 @@ def passes(instructions: pd.DataFrame, topology: Topology) -> pd.DataFrame:
     parts = []
     for (rank, _), unordered in instructions.groupby(["rank", "window"], sort=False):
         mine = unordered.sort_values("start_ns", kind="stable")
-        gap = (mine["start_ns"] - mine["end_ns"].cummax().shift(1)).clip(lower=0).fillna(0).to_numpy(dtype=float)
+        start, end = mine["start_ns"].to_numpy(dtype=np.int64), mine["end_ns"].to_numpy(dtype=np.int64)
+        reach = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))  # integers: a double of this century tells 256 ns apart
+        gap = np.maximum(start - reach, 0).astype(float)
         kind = mine["instruction"].to_numpy()
         named = kind == "load_micro_batch"
         load = np.zeros(len(mine))

@@ -98,7 +98,8 @@ def _phases(found: pd.DataFrame) -> pd.DataFrame:
         .agg(phase_start_ns=("start_ns", "min"), phase_end_ns=("end_ns", "max"))
     )
     phases = pd.concat([whole, first])
+    phases["phase_ns"] = phases["phase_end_ns"] - phases["phase_start_ns"]  # before the join, which makes doubles of them
     found = found.join(phases, on=["step", "replica"])
     known = found["phase_start_ns"].notna() & (found["complete"] | (found["stage"] == 0))
-    found["phase_ns"] = np.where(known, found["phase_end_ns"] - found["phase_start_ns"], np.nan)
+    found["phase_ns"] = found["phase_ns"].where(known, np.nan)
     return found.drop(columns=["recorded", "phase_end_ns"]).sort_values(["step", "replica", "stage", "rank"]).reset_index(drop=True)
