@@ -21,7 +21,8 @@ from pipelog.tables.config import Config
 from pipelog.tables.ending import Ending
 from pipelog.tables.topology import Topology
 
-_TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 2, Strength.TIMEOUT: 3, Strength.ECHO: 4, Strength.WORD: 5}
+_TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 1, Strength.TIMEOUT: 1, Strength.ECHO: 2, Strength.WORD: 3}
+"""Within a tier the earliest decides: a signal before a timeout is its cause, one after it its consequence."""
 _SURVIVED = 2
 """Steps made after an error from which on it was survived: one line may have been under way when it came."""
 _MOST_GROUPS = 60
@@ -181,16 +182,13 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
         return None
     tier = rows["strength"].map({int(k): v for k, v in _TIER.items()})
     rows = rows[tier == tier.min()]
+    several = len(set(rows["file"])) > 1
+    if (rows["name"] == "child-root-cause").any():  # of its children an agent knows which one it saw first
+        rows = rows[rows["name"] != "child-failed"]
     when = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
     when = np.where(np.isnan(when), rows["since_ns"].to_numpy(dtype=float), when)
-    several = len(set(rows["file"])) > 1
-    root = (rows["name"] != "child-root-cause").astype(int)
-    ranked = rows.assign(_root=root, _when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
-    ranked = (
-        ranked.sort_values(["_root", "_when", "order", "line"], kind="stable")
-        if (root == 0).any()
-        else ranked.sort_values(["_when", "order", "line"], kind="stable")
-    )
+    ranked = rows.assign(_when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
+    ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])
 
 

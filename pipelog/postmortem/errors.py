@@ -62,8 +62,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), text, own, pipe.
 
     at_ns: its own time (ns, local), null where it has none; since_ns and until_ns: times of the stamped lines before and after it in
-    its file. code: exit code, negative for a signal. Of a chain of exceptions only the first, its cause, is kept; the line of the last
-    one is `shown_line`.
+    its file. code: exit code, negative for a signal. Of a chain of exceptions one is kept (see `_causes`).
     """
     load(pipelog.postmortem.kinds)
     rows = frame(placed, ("error", "end", "process"), _COLUMNS)
@@ -74,12 +73,13 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     rows["order"] = rows["file"].map({i.path: n for n, i in enumerate(inputs)}).fillna(len(inputs)).astype("int64")
     rows["text"] = rows["text"].fillna("")
     rows = _once(rows)
-    rows = _causes(rows)
+    _chains(rows)
     rows["code"] = [_code(n, v) for n, v in zip(rows["name"], rows["value"], strict=True)]
     rows = rows[~(rows["name"].isin(_CODES) & (rows["code"] == 0))]
     _times(rows, placed)
     _whose(rows, placed, topology)
     _meanings(rows, frames)
+    rows = _causes(rows)
     return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)
 
 
@@ -106,15 +106,26 @@ def _once(rows: pd.DataFrame) -> pd.DataFrame:
     return ranked[first | several].drop(columns="_weight")
 
 
-def _causes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of chained exceptions the first is the cause; where it ends up in the process is the last."""
+def _chains(rows: pd.DataFrame) -> None:
+    """Fill in chain and place: exceptions that were raised one from another, the cause first."""
     raised = rows["name"] == "python-exception"
-    place = rows["value"].where(raised).fillna(0)
     rows["chain"] = rows["group"].where(raised & rows["group"].notna())
-    rows["place"] = place.astype("int64")
-    last = rows[raised].sort_values("line").groupby(["file", "chain"])["line"].last()
+    rows["place"] = rows["value"].where(raised).fillna(0).astype("int64")
+
+
+def _causes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each chain the exception that tells most: the first that means something by itself, else the first; `shown_line` is that of the last."""
+    chained = rows["chain"].notna()
+    mine = rows[chained].sort_values(["file", "chain", "place"], kind="stable")
+    vague = mine["error"].map({k.name: k.first >= _VAGUE for k in KINDS.values()})
+    best = mine.assign(_vague=vague).sort_values(["file", "chain", "_vague", "place"], kind="stable").drop_duplicates(["file", "chain"]).index
+    last = mine.groupby(["file", "chain"])["line"].max()
     rows["shown_line"] = [last.get((f, c), n) if isinstance(c, str) else n for f, c, n in zip(rows["file"], rows["chain"], rows["line"], strict=True)]
-    return rows[~(raised & (rows["place"] > 0) & rows["chain"].notna())].copy()
+    return rows[~chained | rows.index.isin(best)]
+
+
+_VAGUE = 70
+"""Kinds tried from here on only say that there was an exception."""
 
 
 def _code(name: str, value: Any) -> int | None:

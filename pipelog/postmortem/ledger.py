@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.postmortem.deaths import Death
-from pipelog.tables import of_kind, table
+from pipelog.tables import frame, of_kind, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.topology import said
@@ -31,28 +31,38 @@ def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.Data
     return pd.DataFrame.from_dict(out, orient="index", columns=["first", "last", "step_ns"]).sort_index()
 
 
-@table("losses", needs=("spans", "checkpoints", "attempts", "facts", "endings"))
-def losses(spans: pd.DataFrame, checkpoints: pd.DataFrame, attempts: Attempts, facts: pd.DataFrame, endings: list[object]) -> pd.DataFrame:
+@table("losses", needs=("spans", "checkpoints", "attempts", "facts", "endings", "rows"))
+def losses(
+    spans: pd.DataFrame, checkpoints: pd.DataFrame, attempts: Attempts, facts: pd.DataFrame, endings: list[object], rows: pa.Table
+) -> pd.DataFrame:
     """One row an attempt: saved (step of the last complete checkpoint up to its end), lost_steps (made after it; null where that is not known).
 
-    All steps of an attempt are lost where it is known to have written no checkpoint: its save interval was not reached.
+    A checkpoint that was loaded is complete, too. All steps of an attempt are lost where it is known to have written no checkpoint: its save
+    interval was not reached, or the first that it began was not finished, and it had loaded none.
     """
+    begun = frame(rows, ("checkpoint",), ("name", "attempt", "step"))
+    begun = begun[begun["name"] == "begin"]
+    loaded = frame(rows, ("fact",), ("name", "attempt", "value"))
+    loaded = loaded[loaded["name"] == "resume.step"].dropna()
     interval = said(facts, ("args.save_interval",))
     every = float(interval[0].value) if interval and isinstance(interval[0].value, float) else None
-    rows = []
+    out = []
     for number in range(attempts.count):
         before = checkpoints[checkpoints["attempt"].fillna(0) <= number]
-        saved = int(before["step"].iloc[-1]) if len(before) else None
+        known = [int(before["step"].iloc[-1])] if len(before) else []
+        resumed = loaded.loc[loaded["attempt"] == number, "value"]
+        known += [int(resumed.iloc[-1])] if len(resumed) else []
+        saved = max(known) if known else None
         status = getattr(endings[number], "status", "incomplete")
         lost = None
         if number in spans.index and status != "completed":
             first, last = int(spans.at[number, "first"]), int(spans.at[number, "last"])
             if saved is not None:
                 lost = max(0, last - saved)
-            elif every is not None and every > last:
+            elif (every is not None and every > last) or (begun["attempt"].fillna(0) == number).any():
                 lost = last - first + 1
-        rows.append((saved, lost))
-    return pd.DataFrame(rows, columns=["saved", "lost_steps"]).astype("Int64")
+        out.append((saved, lost))
+    return pd.DataFrame(out, columns=["saved", "lost_steps"]).astype("Int64")
 
 
 @table("ledger", needs=("attempts", "spans", "losses", "deaths"))

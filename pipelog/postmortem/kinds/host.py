@@ -198,7 +198,7 @@ def aborted(case: Case) -> Iterator[Advice]:
     says="left with exit code {code} and said nothing",
     rows=_PROCESS,
     known=False,
-    strength=Strength.SIGNAL,
+    strength=Strength.WORD,
     first=60,
     missing=("the standard error of the processes: it may have gone to another file",),
 )

@@ -171,7 +171,7 @@ def data_worker(case: Case) -> Iterator[Advice]:
     "data-frame",
     category="data",
     pattern=r"^[\w.]*(?:Error|Exception)",
-    frame=r"(?:raised|own) \S*(?:dataset|dataloader|data_loader|collat|sampler|tokeniz|/data/)\S*:\d+ |(?:__getitem__|collate\w*|_next_batch|get_batch)$",
+    frame=r"(?m)^(?:raised|own) \S*?(?:dataset|dataloader|data_loader|collat|sampler|tokeniz)[^/\s]*:\d+ |(?:__getitem__|collate\w*|_next_batch|get_batch)$",
     says="failed while it loaded data",
     rows=("python-exception",),
     first=46,
