@@ -21,6 +21,9 @@ from pipelog.tables import CannotTell, Tables
 
 log = logging.getLogger(__name__)
 
+_AROUND = 3
+"""Lines shown before and after a line that proves a failure."""
+
 
 def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str, float] | None = None, name: str = "run") -> Report:
     """Say what the events show. attempt: which start of the job (None: the last that trained); options: thresholds, {"PL201.limit": 0.3}.
@@ -77,17 +80,23 @@ def _quiet_where_ended(outcomes: tuple[Outcome, ...], tables: Tables) -> tuple[O
 def _with_texts(report: Report, events: Events) -> Report:
     """Fetch the cited lines once."""
     wanted = {(e.file, e.line) for f in report.findings for e in f.evidence if e.line is not None}
-    if report.failure:
-        wanted |= {(e["file"], e["line"]) for e in report.failure["evidence"] if e["line"] is not None}
+    shown = [e for e in report.failure["evidence"] if e["line"] is not None] if report.failure else []
+    wanted |= {(e["file"], n) for e in shown for n in range(max(1, e["line"] - _AROUND), e["line"] + _AROUND + 1)}
+    folded = report.failure["consequences"] if report.failure else []
+    wanted |= {(c["file"], c["line"]) for c in folded}
     texts = cite(events, wanted)
+    kinds = {i.path: i.kind for i in events.inputs}
 
     def filled(finding: Finding) -> Finding:
         return replace(finding, evidence=tuple(_told(e, texts) for e in finding.evidence))
 
     report.outcomes = tuple(replace(o, findings=tuple(filled(f) for f in o.findings)) for o in report.outcomes)
-    if report.failure:
-        for e in report.failure["evidence"]:
-            e["text"] = texts.get((e["file"], e["line"]), e.get("text"))
+    for e in shown:
+        around = range(max(1, e["line"] - _AROUND), e["line"] + _AROUND + 1)
+        e["text"] = texts.get((e["file"], e["line"]), e.get("text"))
+        e["context"] = [{"line": n, "text": texts[e["file"], n]} for n in around if (e["file"], n) in texts] if kinds.get(e["file"]) == "log" else []
+    for c in folded:
+        c["text"] = texts.get((c["file"], c["line"]))
     return report
 
 

@@ -91,6 +91,7 @@ def _run(tables: Tables) -> JSON:
             }
             for e in deaths
         ],
+        "ledger": _ledger(tables),
     }
 
 

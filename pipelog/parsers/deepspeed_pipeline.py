@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -157,11 +158,22 @@ def rank_line(found: Records) -> Iterator[Rows]:
     In TOTAL_PARAMS what tensor ranks hold alike counts as often as there are tensor ranks; UNIQUE_PARAMS leaves out tied copies.
     """
     rank, index = found.int("rank"), found.int("stage")
+    found.columns["label"] = _own_labels(found.columns["label"], rank)
     yield found.rows("place", "rank-line", rank=rank, stage=index)
     yield found.rows("stage", "layer_range", rank=rank, stage=index, value=found.float("start"), steps=found.int("layers"))
     yield found.rows("stage", "params", rank=rank, stage=index, value=found.float("params"))
     yield found.rows("fact", "topology.total_params", rank=rank, value=found.float("total"), text=found["total"])
     yield found.rows("fact", "topology.unique_params", rank=rank, value=found.float("unique"), text=found["unique"])
+
+
+def _own_labels(labels: pa.Array, rank: pa.Array) -> pa.Array:
+    """Labels that tell a rank: null where several ranks come under the same one (the task of a whole node's launcher, a log put together later)."""
+    if labels.null_count == len(labels):
+        return labels
+    codes = pc.fill_null(labels.dictionary_encode().indices, -1).to_numpy(zero_copy_only=False)
+    pairs = np.unique(np.stack((codes, pc.fill_null(rank, -1).to_numpy(zero_copy_only=False))), axis=1)
+    shared, ranks = np.unique(pairs[0], return_counts=True)
+    return pc.if_else(pa.array(np.isin(codes, shared[ranks > 1])), pa.scalar(None, labels.type), labels)
 
 
 _SETTINGS = {

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._facts import joined, times
-from pipelog.parsing import Block, Records, Row, Rows, block, records
+from pipelog.parsing import Block, Records, Row, Rows, block, lines, records
 
 
 @records(
@@ -44,6 +44,40 @@ def closing(found: Records) -> Iterator[Rows]:
     yield found.rows("process", "killed", value=found.float("pid"))
 
 
+# [2024-04-10 16:04:34,970] torch.distributed.elastic.multiprocessing.api: [WARNING] Unable to shutdown process 264 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL
+# W0227 17:39:41.936000 293814 torch/distributed/elastic/multiprocessing/api.py:766] Closing process 293866 via signal SIGTERM
+@lines(
+    "torchrun-killing",
+    mark=(", forcefully exit", " via signal SIG"),
+    pattern=r"(?:Unable to shutdown process (?P<forced>\d{1,12}) via \S+, forcefully exitt?ing via \S+|Closing process (?P<closed>\d{1,12}) via signal SIG[A-Z]+)",
+)
+def killing(found: Records) -> Iterator[Rows]:
+    """Give a process that the agent kills because it did not end, or, started by fork, because another one died."""
+    yield found.rows("process", "killed", value=pc.coalesce(found.float("forced"), found.float("closed")))
+
+
+# torch.distributed.elastic.multiprocessing.api.SignalException: Process 4021 got signal: 15
+@lines(
+    "torchrun-signal-exception",
+    mark="SignalException: Process ",
+    pattern=r"(?P<words>[\w.]*SignalException: Process \d{1,12} got signal: (?P<number>\d{1,3}))",
+)
+def signal_exception(found: Records) -> Iterator[Rows]:
+    """Give the signal that the agent got from outside, as the exception that it ends with."""
+    yield found.rows("end", "signal", value=found.float("number"), text=found["words"])
+
+
+# Child process 12345 (local_rank 0) FAILED (exitcode 1)
+@lines(
+    "torchrun-child-process",
+    mark=") FAILED (exitcode ",
+    pattern=r"(?P<words>Child process \d{1,12} \(local_rank (?P<local>\d{1,9})\) FAILED \(exitcode (?P<code>-?\d{1,10})\))",
+)
+def child_process(found: Records) -> Iterator[Rows]:
+    """Give a dead process as torch 1.9 and 1.10 banner it."""
+    yield found.rows("end", "child-failed", value=found.float("code"), label=joined("local ", found["local"]), text=found["words"])
+
+
 # W0620 03:40:50.011000 7000 torch/distributed/elastic/agent/server/api.py:741] Received 15 death signal, shutting down workers
 @records("torchrun-signal", mark=" death signal, shutting down workers", head=r"(?P<words>Received (?P<number>\d{1,3}))$", pattern=r"^ death signal")
 def signal(found: Records) -> Iterator[Rows]:
@@ -67,7 +101,8 @@ def restart(found: Records) -> Iterator[Rows]:
 _BEFORE = 20
 """Lines, those of other writers among them, in which the table must begin."""
 _ENTRY = re.compile(r"^\[\d+\]:\s*$")
-_FIELD = re.compile(r"^  (?P<key>time|host|rank|exitcode|error_file|traceback) *: (?P<value>.*)$")
+_SECTION = re.compile(r"^(?:Root Cause|Failures:|Other Failures:)")
+_FIELD = re.compile(r"^  (?P<key>time|host|rank|exitcode|error_file|traceback|msg) *: (?P<value>.*)$")
 _RANK = re.compile(r"^(?P<rank>\d{1,9}) \(local_rank: (?P<local>\d{1,9})\)")
 _CODE = re.compile(r"^(?P<code>-?\d{1,10})\b")
 
@@ -85,25 +120,26 @@ _CODE = re.compile(r"^(?P<code>-?\d{1,10})\b")
 #   traceback : Signal 9 (SIGKILL) received by PID 20418
 @block("torchrun-child-failed", mark=".ChildFailedError:", most=600)
 def child_failed(found: Block) -> Iterator[Row]:
-    """Give each process in the table of a node's failures, at the line of its exit code.
+    """Give each process in the table of a node's failures, at the line of its exit code (stream: its error file, where it wrote one).
 
     `child-root-cause` repeats the one that died first by the agent's whole seconds, on this node: often a victim of another node.
     """
     fields: dict[str, str] = {}
-    line, root, borders = found.line, False, 0
-    lines = found.lines()
-    next(lines)
-    for number, text in lines:
+    line, root, frame, borders = found.line, False, "", 0
+    table = found.lines()
+    next(table)
+    for number, text in table:
         if ".ChildFailedError:" in text or (not borders and number > found.line + _BEFORE):
             break
-        borders += text.startswith("=====")
-        if text.startswith("Root Cause") or _ENTRY.match(text) or borders == 2:
+        frame = frame or next((mark for mark in ("=====", "*****") if text.startswith(mark)), "")  # torch 1.9 draws its frame with stars
+        borders += bool(frame) and text.startswith(frame)
+        if _SECTION.match(text) or _ENTRY.match(text) or borders == 2:
             yield from _failure(fields, line, root=root)
-            fields, root = {}, root or text.startswith("Root Cause")
+            fields, root = {}, text.startswith("Root Cause") or (root and not _SECTION.match(text))
         if borders == 2:
             return
         if field := _FIELD.match(text):
-            fields.setdefault(field["key"], field["value"].strip())
+            fields.setdefault(field["key"], field["value"].strip().strip('"'))
             line = number if field["key"] == "exitcode" else line
         elif text.strip() and fields.get("traceback"):  # with @record the traceback follows: its last line says what it was
             fields["traceback"] = text.strip() if text.startswith("  ") else fields["traceback"]
@@ -117,8 +153,10 @@ def _failure(fields: dict[str, str], line: int, *, root: bool) -> Iterator[Row]:
     row: Row = {"kind": "end", "value": float(code["code"]), "line": line, "rank": int(rank["rank"]), "label": f"local {rank['local']}"}
     if fields.get("host"):
         row["host"] = fields["host"]
-    if fields.get("traceback"):
-        row["text"] = fields["traceback"]
+    if text := fields.get("traceback") or fields.get("msg"):
+        row["text"] = text
+    if fields.get("error_file", "<N/A>") != "<N/A>":
+        row["stream"] = fields["error_file"]
     when = times(pa.array([fields.get("time", "").replace("_", " ")]))
     if pc.is_valid(when)[0].as_py():
         row |= {"start_ns": when[0].as_py(), "clock": "log"}

@@ -1,13 +1,14 @@
-"""Python tracebacks: the line that names the exception.
+"""Python tracebacks: every exception with its place in its chain, and the frames that tell where it was raised.
 
     [rank2]: Traceback (most recent call last):
     [rank2]:   File "/home/user/train/train.py", line 412, in <module>
     [rank2]:     main()
     [rank2]: ValueError: bad sample in shard 17
 
-torch prefixes every line with the rank since 2.2. Before, those of several ranks stand one in another when they die together: then
-the exceptions are given to the tracebacks from the last begun to the first. Chained exceptions are tracebacks of their own, the
-first is the cause.
+torch prefixes every line with the rank since 2.2; before, those of several ranks stand one in another when they die together. Of
+chained exceptions the first is the cause (value 0), and so is the `Original Traceback` of a DataLoader worker, and what stands in a
+group of exceptions. rich's boxes, loggers' prefixes and the tables of torchrun are read, too (stream `logged` and `repeated`; `ignored` after
+`Exception ignored in`). A mark within quotes or indented is another log that is quoted, and none.
 """
 
 from __future__ import annotations
@@ -16,44 +17,68 @@ import re
 from collections.abc import Iterator
 
 from pipelog.events import Skipped
+from pipelog.parsers._traceback_lines import IGNORED, MARK, UNTRACED
+from pipelog.parsers._traceback_region import Chain, Frame, Raised, Region
 from pipelog.parsing import Block, Row, block
 
-_MARK = "Traceback (most recent call last)"
-_FRAME = re.compile(r"^(?P<before>.{0,120}?)  File \"")
-_EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]{0,200})(?:: .*|:)?$")
-_WORDS = re.compile(r"^(?:[a-z_]\w*|[A-Z]+|Traceback|Loading|Saving|Time|Epoch|Step|Loss|Note|Warning|Error|Info|Debug|Setting|Using)$")
-"""Words before a colon that are no exception: those in small letters without a dot (`steps: 5`), log levels, and the like."""
-_MOST_OTHERS = 8
+_MOST_CHARACTERS = 2000
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib(?:64)?[/\\]python\d+\.\d+[/\\]|^<(?!stdin>|string>)")
+_PIPE = re.compile(r"deepspeed[/\\]runtime[/\\]pipe[/\\]engine\.py$")
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?$")
+_LOGGED_RANK = re.compile(r"\[[Rr]ank \d+\]|\brank=\d+ $")
+_BARRIER = re.compile(r"in store based barrier on rank: (?P<rank>\d{1,9})\b")
+_BAD_LEVEL = re.compile(r"(?i)\b(?:error|critical|fatal|exception|warning)\b")
 
 
-@block("python-traceback", mark=_MARK, most=2000)
+@block("python-traceback", mark=(MARK, IGNORED, *UNTRACED), most=50_000, whole=True)
 def traceback(found: Block) -> Iterator[Row | Skipped]:
-    """Give the exception's line as a `message` of the rank that raised it."""
+    """Give exceptions, their frames, and the last exception of each chain as a `message`."""
+    before = found.head.removesuffix(found.before)
+    region = Region(strict=_TORCH_PREFIX.search(before) is not None)
     lines = found.lines()
     next(lines)
-    before: str | None = None
-    others = 0
-    for number, text in lines:
-        if _MARK in text:
-            others += 1
-            if others > _MOST_OTHERS:
-                break
-            continue
-        if before is None and (frame := _FRAME.match(text)):
-            before = frame["before"]
-        own = text.removeprefix(before) if before else text
-        if before and own is text:
-            continue
-        if not _is_exception(own):
-            continue
-        if others:
-            others -= 1
-            continue
-        yield {"kind": "message", "name": "traceback", "line": number, "text": own.strip()}
+    if not region.feed(found.line, found.before + found.first) or not region.begun:
         return
-    yield Skipped(found.line, "python-traceback: its last line was not found")
+    for number, text in lines:
+        if not region.feed(number, text):
+            break
+    region.close()
+    of_head = _LOGGED_RANK.search(found.before) is not None
+    logged = of_head and _BAD_LEVEL.search(found.before) is not None
+    used: set[str] = set()
+    for chain in region.chains:
+        name = str(chain.line)
+        while name in used:  # several tracebacks begin on one line
+            name += "'"
+        used.add(name)
+        known: Row = {"rank": None} if of_head and not (logged and chain.first) else {}
+        if chain.rank is not None:
+            known = {"rank": chain.rank, "host": chain.host}
+        elif found.rank is None and chain.raised and (match := _BARRIER.search(chain.raised[0].text[0])):
+            known = {"rank": int(match["rank"])}
+        yield from _rows(chain, name, known)
+    for line in region.unfinished:
+        yield Skipped(line, "python-traceback: its last line was not found")
 
 
-def _is_exception(text: str) -> bool:
-    match = _EXCEPTION.match(text.rstrip())
-    return match is not None and not _WORDS.match(match["name"])
+def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:
+    ordered = chain.ordered()
+    for place, raised in enumerate(ordered):
+        same: Row = {**known, "kind": "error", "group": group, "value": float(place)}
+        text = "\n".join(raised.text).rstrip()[:_MOST_CHARACTERS]
+        yield {**same, "name": "python-exception", "line": raised.line, "text": text, "stream": chain.stream}
+        for stream, frame in _telling(raised):
+            text = f"{frame.path}:{frame.at} {frame.function}".rstrip()[:_MOST_CHARACTERS]
+            yield {**same, "name": "python-frame", "line": frame.line, "text": text, "stream": stream}
+    last = max(ordered, key=lambda raised: raised.line)
+    yield {**known, "kind": "message", "name": "traceback", "line": last.line, "text": last.text[0][:_MOST_CHARACTERS]}
+
+
+def _telling(raised: Raised) -> Iterator[tuple[str, Frame]]:
+    """The innermost frame, the innermost outside libraries, the innermost of the pipeline engine's instructions."""
+    inside_out = raised.frames[::-1]
+    own = (f for f in inside_out if not _LIBRARY.search(f.path))
+    pipe = (f for f in inside_out if f.function.startswith("_exec_") and _PIPE.search(f.path))
+    for stream, frames in (("raised", iter(inside_out)), ("own", own), ("pipe", pipe)):
+        if (frame := next(frames, None)) is not None:
+            yield stream, frame

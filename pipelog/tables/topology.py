@@ -334,9 +334,10 @@ def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
     if not labels or not world:
         return rank
     tasks = {w: int(w[5:]) for w in labels if w.startswith("task ") and w[5:].isdecimal()}
+    named = {number for w in labels if w.startswith("task ") for number in _numbers(w[5:], world)}
     locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ") and w[6:].isdecimal()}
     known: dict[str, int] = {}
-    if len(tasks) == world and set(tasks.values()) == set(range(world)):
+    if named == set(range(world)):
         known |= tasks
     if locals_ and max(locals_.values()) + 1 == world:
         known |= locals_
@@ -346,3 +347,14 @@ def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
     numbers = pa.array(list(known.values()), pa.int32())
     found = numbers.take(pa.compute.index_in(label.cast(pa.string()), words))
     return pa.compute.coalesce(rank, found)
+
+
+def _numbers(listed: str, most: int) -> set[int]:
+    """The tasks of `0-1,3`, as srun lists those that ended alike; empty where it is no such list or has more than *most*."""
+    found: set[int] = set()
+    for part in listed.strip("[]").split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()) or len(first) > 9 or len(last) > 9 or int(last or first) - int(first) > most:
+            return set()
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
