@@ -225,6 +225,11 @@ def test_tasks_are_ranks_where_there_are_as_many() -> None:
     assert labelled([f"task {i}" for i in range(4)], topology_map(4)) == [0, 1, 2, 3]
 
 
+def test_tasks_that_srun_lists_count() -> None:
+    assert labelled(["task 2", "task 0-1,3", "task 4-7"], topology_map(8)) == [2, None, None]
+    assert labelled(["task 2", "task 0-1", "task 9-"], topology_map(8)) == [None, None, None]
+
+
 def test_tasks_that_are_nodes_stay_unknown() -> None:
     assert labelled(["task 0", "task 1"], topology_map(4, 2)) == [None, None]
 
