@@ -25,8 +25,8 @@ _APART = 1000
     "gpu-assert",
     mark=("], thread: [", "Device-side assertion `"),
     pattern=(
-        r"^(?:\S[^\"]*?)??(?P<place>[^\s\"'`:]+:\d{1,9}): (?:.{0,2000}?: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion `(?P<what>.*?)['`] failed"
-        r"|.{0,1000}?Device-side assertion `(?P<hip>.*?)['`] failed)"
+        r"^(?:\S[^\"]*?)??(?P<place>[^\s\"'`:]+:\d{1,9}): (?:.*?: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion `(?P<what>.*?)['`] failed"
+        r"|.*?Device-side assertion `(?P<hip>.*?)['`] failed)"
     ),
 )
 def assertion(found: Records) -> Iterator[Rows]:

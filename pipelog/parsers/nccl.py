@@ -25,15 +25,16 @@ from pipelog.parsing import Records, Rows, lines
     "nccl-warn",
     mark=" NCCL WARN ",
     pattern=(
-        r"^ ?(?:[^\s\"'`][^\"'`]*?)??(?:(?:\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] )?(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} )?"
-        r"(?:\[(?P<device>-?\d{1,4})\] )?(?:[\w./+-]+:\d{1,9} )?NCCL WARN (?P<words>.*)$"
+        r"^ ?(?:[^\s\"'`][^\"'`]*?)??(?:(?:\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] )?(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} "
+        r"(?:\[(?P<device>-?\d{1,4})\] )?(?:[\w./+-]+:\d{1,9} )?|(?:\[(?P<only>\d{1,4})\] )?[\w./+-]+\.(?:cc|h|cpp|cu):\d{1,9} )NCCL WARN "
     ),
 )
 def warn(found: Records) -> Iterator[Rows]:
     """Give a warning with host, process (value) and device."""
     text = pc.utf8_slice_codeunits(found["line"], 0, MOST_CHARACTERS)
     host = pc.coalesce(found["host"], pc.cast(found.columns["host"], "string"))
-    device = joined("gpu ", pc.if_else(pc.match_substring_regex(found.groups["device"], r"^\d"), found["device"], None))
+    device = pc.coalesce(found["device"], found["only"])
+    device = joined("gpu ", pc.if_else(pc.equal(device, "-1"), None, device))
     yield found.rows("error", "nccl-warn", value=found.float("pid"), host=host, device=device, text=text, **when(found, iso="stamp"))
 
 

@@ -13,6 +13,7 @@ in lines that have neither group nor time (up to torch 2.1). Times (2.4+) have m
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -181,35 +182,35 @@ def terminate(found: Block) -> Iterator[Row]:
     terminate called after throwing an instance of 'c10::DistBackendError'
       what():  [PG ID 0 PG GUID 0(default_pg) Rank 5] Process group watchdog thread terminated with exception: [Rank 5] Watchdog caught …
     """
-    begun: list[tuple[int, list[str]]] = []
-    done: list[tuple[int, list[str]]] = []
-    others = 0
-    lines_ = found.lines()
-    next(lines_)
-    for number, text in _and([(found.line, found.first)], lines_):
-        calls = text.count("terminate called ")
-        if calls:
-            begun += [(number, [part]) for part in ("terminate called " + words.strip() for words in text.split("terminate called ")[1:])]
-            others = 0
-            continue
-        if begun and _WHAT.strip() in text:
-            for words in text.split(_WHAT.strip())[1:]:
-                if begun:
-                    done.append(begun.pop(0))
-                    done[-1][1].append(f"  what():  {words.strip()}")
-            others = 0
-        elif done and (GOES_ON.match(text) or done[-1][1][-1] == "Last error:") and len(done[-1][1]) <= MOST_TEXT + 1:
-            done[-1][1].append(text.rstrip())
-        else:
-            others += 1
-            if others > (_MOST_OTHERS if begun else 4):
-                break
-    for line, parts in sorted([*done, *begun]):
+    following = found.lines()
+    next(following)
+    for line, parts in _terminations(itertools.chain([(found.line, found.first)], following)):
         row: Row = {"kind": "error", "name": "cpp-terminate", "line": line, "text": "\n".join(parts)[:MOST_CHARACTERS]}
         match = _RANK.match(parts[1].removeprefix(_WHAT)) if len(parts) > 1 and found.rank is None else None
         yield row | ({"rank": int(match["rank"] or match["old"])} if match else {})
 
 
-def _and(first: list[tuple[int, str]], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield from first
-    yield from rest
+def _terminations(given: Iterator[tuple[int, str]]) -> list[tuple[int, list[str]]]:
+    """(line, lines of its text) of each `terminate called`."""
+    begun: list[tuple[int, list[str]]] = []
+    done: list[tuple[int, list[str]]] = []
+    others = 0
+    for number, text in given:
+        others += 1
+        _, *calls = text.split("terminate called ")
+        for words in calls:
+            awaits = words.startswith("after") and "what():" not in words
+            (begun if awaits else done).append((number, [f"terminate called {words.strip()}"]))
+        said = text.split("what():")[1:] if not calls else []
+        for words in said[: len(begun)]:
+            done.append(begun.pop(0))
+            done[-1][1].append(f"{_WHAT}{words.strip()}")
+        message = done[-1][1] if done and len(done[-1][1]) > 1 else None
+        if not calls and not said and message is not None and (GOES_ON.match(text) or message[-1] == "Last error:"):
+            message += [text.rstrip()] if len(message) <= MOST_TEXT + 1 else []
+            others = 0
+        elif calls or said:
+            others = 0
+        elif others > (_MOST_OTHERS if begun else 4):
+            break
+    return sorted([*done, *begun])
