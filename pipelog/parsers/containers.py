@@ -27,8 +27,8 @@ from pipelog.parsing import Records, Rows, lines
         "exec format error",
     ),
     pattern=(
-        r"^(?:(?:\S*/)?(?:docker|podman|nerdctl|ctr|optirun|crictl)?(?:: )?(?:Error: )?Error response from daemon: |(?:\S[^'\"]{0,200}: )?OCI runtime (?:create|exec|start|attempted)|(?:\S[^'\"]{0,200}[: ])?nvidia-container-cli(?:\.real)?: "
-        r"|(?:slurmstepd\S*|srun): error: pyxis: |FATAL: +container creation failed|(?:\S[^'\"]{0,200}: )?failed to create shim task|(?:\S+ )?standard_init_linux\.go:\d+: |\[(?:ERROR|FATAL)\] .*enroot-"
+        r"^(?:(?:\S*/)?(?:docker|podman|nerdctl|ctr|optirun|crictl)?(?:: )?(?:Error: )?Error response from daemon: |(?:\S[^'\"]*: )?OCI runtime (?:create|exec|start|attempted)|(?:\S[^'\"]*[: ])?nvidia-container-cli(?:\.real)?: "
+        r"|(?:slurmstepd\S*|srun): error: pyxis: |FATAL: +container creation failed|(?:\S[^'\"]*: )?failed to create shim task|(?:\S+ )?standard_init_linux\.go:\d+: |\[(?:ERROR|FATAL)\] .*enroot-"
         r"|exec /\S+: exec format error)"
     ),
 )

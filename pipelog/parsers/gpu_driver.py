@@ -29,9 +29,9 @@ from pipelog.parsing import Records, Rows, lines
         "Driver not initialized (amdgpu not found in modules)",
     ),
     pattern=(
-        r"^(?:\S[^'\"]{0,120}?[:>\])] ?)??(?:Failed to initialize NVML: \S|Unable to determine the device handle for (?:gpu|GPU) ?(?P<pci>[0-9A-Fa-f:.]+[0-9A-Fa-f]): "
-        r"|NVIDIA-SMI has failed because |No devices were found\s*$|.{0,100}GPU is lost\b|.{0,60}nvmlInit(?:_v2)?(?:\(\))? ?(?:[Ff]ailed|error|returned)|Unable to detect any supported GPU"
-        r"|.{0,100}[Ff]abric [Mm]anager is not running|.{0,60}FABRIC_MANAGER.{0,40}(?:FAIL|ERROR)|.{0,60}rocm_smi_lib.{0,40}(?:[Ff]ail|error)|.{0,40}Driver not initialized \(amdgpu not found)"
+        r"^(?:\S[^'\"]*?[:>\])] ?)??(?:Failed to initialize NVML: \S|Unable to determine the device handle for (?:gpu|GPU) ?(?P<pci>[0-9A-Fa-f:.]+[0-9A-Fa-f]): "
+        r"|NVIDIA-SMI has failed because |No devices were found\s*$|.*GPU is lost\b|.*nvmlInit(?:_v2)?(?:\(\))? ?(?:[Ff]ailed|error|returned)|Unable to detect any supported GPU"
+        r"|.*[Ff]abric [Mm]anager is not running|.*FABRIC_MANAGER.*(?:FAIL|ERROR)|.*rocm_smi_lib.*(?:[Ff]ail|error)|.*Driver not initialized \(amdgpu not found)"
     ),
 )
 def driver(found: Records) -> Iterator[Rows]:

@@ -20,14 +20,14 @@ from pipelog.parsing import Records, Rows, lines
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
 BEFORE = (
-    r"(?:\d+,\d+,\d+,[^;]{1,20};|<\d{1,3}>)?(?:kern *: *[a-z]+ *: *)?"  # /dev/kmsg, raw dmesg, dmesg -x
+    r"(?:\d+,\d+,\d+,[^;]+;|<\d{1,3}>)?(?:kern *: *[a-z]+ *: *)?"  # /dev/kmsg, raw dmesg, dmesg -x
     rf"(?:(?P<syslog>{SYSLOG})(?:\.\d+)? |(?:[A-Z][a-z]{{2}} )?(?P<iso>{ISO})(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{{2,5}})? )?"
     rf"(?:(?:(?P<host>{_NAME}) )?(?:kernel|systemd[\w-]*(?:\[\d+\])?): ?)?"
     rf"(?:(?:(?P<node>{_NAME}): ?)?(?:\[ *(?P<uptime>\d+\.\d+)\]|\[(?P<ctime>{CTIME})\]|\[(?:[A-Z][a-z]{{2}}\d\d \d\d:\d\d| *\+\d+\.\d+)\]) ?)?"  # dmesg, -T, -H
     r"(?:\[ *[TC]\d+\] ?)?"
 )
 """What stands before a line of the kernel; `when_and_where` reads its groups."""
-OR_REPEATED = r"(?: *Warning +)?[^\s'\"][^'\"]{0,200}?[ \]>]"
+OR_REPEATED = r"(?: *Warning +)?[^\s'\"][^'\"]*?[ \]>]"
 """Other words before it: an event of Kubernetes, a script that checks the GPUs. No quotes, which would make it a sample of text."""
 
 
@@ -40,7 +40,7 @@ def when_and_where(found: Records) -> dict[str, Any]:
 @lines(
     "kernel-xid",
     mark="NVRM: Xid (",
-    pattern=rf"^(?:{BEFORE}|{OR_REPEATED})NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{{4,20}}[0-9A-Fa-f])[^)]{{0,40}}\): (?P<xid>\d{{1,5}})\b",
+    pattern=rf"^(?:{BEFORE}|{OR_REPEATED})NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{{4,20}}[0-9A-Fa-f])[^)]*\): (?P<xid>\d{{1,5}})\b",
 )
 def xid(found: Records) -> Iterator[Rows]:
     """Give the number of an NVIDIA driver's error and the PCI address of its GPU."""
@@ -80,7 +80,7 @@ def oom(found: Records) -> Iterator[Rows]:
 @lines(
     "kernel-segfault",
     mark=("]: segfault at ", "traps: "),
-    pattern=rf"^{BEFORE}(?:[^\s\[\]'\"]{{1,40}}\[(?P<pid>\d{{1,12}})\]: segfault at |traps: [^\s\[\]'\"]{{1,40}}\[(?P<trapped>\d{{1,12}})\] (?:general protection|trap ))",
+    pattern=rf"^{BEFORE}(?:[^\s\[\]'\"]+\[(?P<pid>\d{{1,12}})\]: segfault at |traps: [^\s\[\]'\"]+\[(?P<trapped>\d{{1,12}})\] (?:general protection|trap ))",
 )
 def segfault(found: Records) -> Iterator[Rows]:
     """Give a process (value: pid) that the processor refused to go on with; the text names the library."""
@@ -94,8 +94,8 @@ def segfault(found: Records) -> Iterator[Rows]:
     "kernel-hung",
     mark=(" blocked for more than ", "BUG: soft lockup - CPU#"),
     pattern=(
-        rf"^{BEFORE}(?:INFO: task \S{{1,40}}:(?P<pid>\d{{1,12}}) blocked for more than \d+ seconds"
-        r"|(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s!(?: \[\S{1,40}:(?P<stuck>\d{1,12})\])?)"
+        rf"^{BEFORE}(?:INFO: task \S+:(?P<pid>\d{{1,12}}) blocked for more than \d+ seconds"
+        r"|(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s!(?: \[\S+:(?P<stuck>\d{1,12})\])?)"
     ),
 )
 def hung(found: Records) -> Iterator[Rows]:
@@ -105,17 +105,17 @@ def hung(found: Records) -> Iterator[Rows]:
 
 
 _GPU = (
-    r"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f]):? .{0,20}fallen off the bus|(?:GPU \S+ )?RmInitAdapter failed"
+    r"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f]):? .*fallen off the bus|(?:GPU \S+ )?RmInitAdapter failed"
     r"|A GPU crash dump has been created|API mismatch|The NVIDIA (?:GPU (?P<gone>[0-9A-Fa-f:.]+)\s*$|probe routine failed))"
     r"|(?:nvidia-nvswitch\d+: )?SXid \((?:PCI:)?(?P<switch>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f])\): \d+, (?:[^DS]|D[^a]|S[^e])"  # not its Data and Severity
-    r"|\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\* |amdgpu(?: (?P<amd>[0-9a-f:.]+))?: (?:amdgpu: )?(?:\[\w+\] )?(?:GPU reset|GPU recover|VRAM is lost|.{0,80}(?:page fault \("
+    r"|\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\* |amdgpu(?: (?P<amd>[0-9a-f:.]+))?: (?:amdgpu: )?(?:\[\w+\] )?(?:GPU reset|GPU recover|VRAM is lost|.*(?:page fault \("
     r"|[Uu]ncorrectable|HW exception|lost from the bus|ring \S+ timeout|[Ff]atal error|poison is consumed|unrecoverable state))"
     r"|\[drm\] GPU (?:recovery|HANG)"
 )
 _LINK = (
-    r"mlx5_core \S+(?: \S+)?: (?:Link down|Port: \d+ Link DOWN|.{0,80}(?:health compromised|Health issue observed|Fatal error|handling bad device here|health recovery"
+    r"mlx5_core \S+(?: \S+)?: (?:Link down|Port: \d+ Link DOWN|.*(?:health compromised|Health issue observed|Fatal error|handling bad device here|health recovery"
     r"|firmware internal error|module event\[error\]|timeout\. Will cause a leak|High temperature))"
-    r"|\S+ \S+ \S+: NIC (?:Copper )?Link is Down|\S+ [0-9a-f]{4}:[0-9a-f:.]{4,9}: (?:AER: |PCIe Bus Error: ).{0,60}(?:[Uu]ncorrect|[Ff]atal)"
+    r"|\S+ \S+ \S+: NIC (?:Copper )?Link is Down|\S+ [0-9a-f]{4}:[0-9a-f:.]{4,9}: (?:AER: |PCIe Bus Error: ).*(?:[Uu]ncorrect|[Ff]atal)"
 )
 _MEMORY = (
     r"(?:mce: |\{\d+\})?\[Hardware Error\]: |EDAC \S+ \d+ UE |EDAC \S+: (?:\d+ )?UE |EDAC \S+: (?:FATAL|UE)|Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory error"
@@ -123,8 +123,8 @@ _MEMORY = (
 )
 _DISK = (
     r"(?:blk_update_request: |print_req_error: )?(?:critical (?:medium|target|space allocation) error|I/O error),? (?:dev )?\S+|Buffer I/O error on dev"
-    r"|EXT4-fs error |EXT4-fs \(\S+\): (?:Remounting filesystem read-only|I/O error|failed)|XFS \(\S+\): .{0,80}(?:I/O error|[Cc]orruption|[Ss]hut(?:ting)? ?down|error -?\d+)"
-    r"|nvme(?: \S+)?: (?:.{0,40}(?:I/O \d+.{0,20}timeout|controller is down|Removing after probe failure|Device not ready))"
+    r"|EXT4-fs error |EXT4-fs \(\S+\): (?:Remounting filesystem read-only|I/O error|failed)|XFS \(\S+\): .*(?:I/O error|[Cc]orruption|[Ss]hut(?:ting)? ?down|error -?\d+)"
+    r"|nvme(?: \S+)?: (?:.*(?:I/O \d+.*timeout|controller is down|Removing after probe failure|Device not ready))"
 )
 
 

@@ -86,7 +86,7 @@ _NAMES = {
     mark=tuple(_NAMES),
     pattern=(
         r"^(?:\s*(?:Normal|Warning) +.*?|\S* +(?:Normal|Warning) +.*?|\s*(?:Reason|Message|Status|reason|message): +\"?(?:Pod )?|Pod |Job has )"
-        rf"(?P<what>{'|'.join(_NAMES)})(?:.{{0,200}}? on node (?P<node>[\w.-]+))?"
+        rf"(?P<what>{'|'.join(_NAMES)})(?:.*? on node (?P<node>[\w.-]+))?"
     ),
 )
 def event(found: Records) -> Iterator[Rows]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pipelog.parsing import Records, Rows, lines
 
 
-@lines("fatal-python", mark="Fatal Python error: ", pattern=r"^(?:Fatal Python error: \S|\S[^'\"]{0,100}[\]:>|] ?Fatal Python error: \S)")
+@lines("fatal-python", mark="Fatal Python error: ", pattern=r"^(?:Fatal Python error: \S|\S[^'\"]*[\]:>|] ?Fatal Python error: \S)")
 def fatal_python(found: Records) -> Iterator[Rows]:
     """Give what the interpreter died of."""
     yield found.rows("error", "fatal-python", text=found["line"])
@@ -28,7 +28,7 @@ def fatal_python(found: Records) -> Iterator[Rows]:
 @lines(
     "loader-worker",
     mark=(" encountered in worker.", "DataLoader worker (pid"),
-    pattern=r"^(?:ERROR: Unexpected [\w -]{1,60} encountered in worker\.|(?P<before>.*)DataLoader worker \(pid(?:\(s\))? (?P<pid>\d{1,12})[\d, ]*\) (?:is killed by signal|exited unexpectedly))",
+    pattern=r"^(?:ERROR: Unexpected [\w -]+ encountered in worker\.|(?P<before>.*)DataLoader worker \(pid(?:\(s\))? (?P<pid>\d{1,12})[\d, ]*\) (?:is killed by signal|exited unexpectedly))",
 )
 def loader_worker(found: Records) -> Iterator[Rows]:
     """Give a message about a DataLoader's worker (value: its pid, of several the first) that is no exception's own line."""
@@ -60,8 +60,8 @@ def loader_worker(found: Records) -> Iterator[Rows]:
     ),
     pattern=(
         r"^(?:(?:free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): (?:invalid|corrupted|unaligned|memory corruption|mismatching|unsorted|smallbin|largebin|double free|too many)[^'\"]*$"
-        r"|double free or corruption \(|corrupted (?:size vs\. prev_size|double-linked list)|\*\*\* Error in `[^']{1,400}': |\*\*\* [a-z ]{1,40} detected \*\*\*: "
-        r"|\S{1,200}: \S{1,300}:\d{1,7}: .{1,600}: Assertion `.{1,600}' failed\.?\s*$)"
+        r"|double free or corruption \(|corrupted (?:size vs\. prev_size|double-linked list)|\*\*\* Error in `[^']+': |\*\*\* [a-z ]+ detected \*\*\*: "
+        r"|\S+: \S+:\d{1,7}: .+: Assertion `.+' failed\.?\s*$)"
     ),
 )
 def heap_corruption(found: Records) -> Iterator[Rows]:

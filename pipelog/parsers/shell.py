@@ -40,9 +40,9 @@ from pipelog.parsing import Records, Rows, lines
     ),
     pattern=(
         rf"^(?:(?P<bare>{WORDS})(?: \(core dumped\))?\s*$"
-        rf"|\S.{{0,200}}?: line \d{{1,6}}: *\d{{1,12}} (?P<script>{WORDS})(?:\s+\(core dumped\))?(?:\s|$)"
+        rf"|\S.*?: line \d{{1,6}}: *\d{{1,12}} (?P<script>{WORDS})(?:\s+\(core dumped\))?(?:\s|$)"
         rf"|\[\d{{1,4}}\][+-]? {{1,3}}(?:\d{{1,12}} )?(?P<job>{WORDS})(?: \(core dumped\))? {{2,}}\S"
-        rf"|(?: {{2,}}|make(?:\[\d+\])?: \*\*\* \[[^\]]{{1,200}}\] )(?:\d{{1,12}} )?(?P<other>{WORDS})(?:\s+\(core dumped\))?(?:\s+\||\s*$)"
+        rf"|(?: {{2,}}|make(?:\[\d+\])?: \*\*\* \[[^\]]+\] )(?:\d{{1,12}} )?(?P<other>{WORDS})(?:\s+\(core dumped\))?(?:\s+\||\s*$)"
         r"|zsh: (?P<zsh>killed|terminated|abort|bus error|segmentation fault)(?: \(core dumped\))? +\S"
         r"|Command terminated by signal (?P<number>\d{1,3})\s*$)"
     ),
@@ -81,7 +81,7 @@ _SHELL = r"(?:-?(?:/\S*/)?(?:ba|da|z|k|tc)?sh|(?:\S*/)?[\w.-]+\.s(?:h|batch|lurm
         ": error while loading shared libraries: ",
     ),
     pattern=(
-        rf"^(?:(?:\S.{{0,200}}?: )?(?:line \d+: )?\S+: command not found\s*$|zsh: command not found: \S"
+        rf"^(?:(?:\S.*?: )?(?:line \d+: )?\S+: command not found\s*$|zsh: command not found: \S"
         rf"|{_SHELL}: (?:line \d+: |\d+: )?(?:\S+: ){{0,2}}\S+: (?:not found|Permission denied|No such file or directory|cannot execute\b.*|Exec format error"
         r"|Argument list too long|fork: (?:retry: .*|Cannot allocate memory))\s*$"
         rf"|{_SHELL}: (?:line \d+: )?fork: (?:retry: |Cannot allocate memory)"

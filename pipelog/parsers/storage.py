@@ -35,7 +35,7 @@ _WORDS = (
     "storage",
     mark=_WORDS,
     pattern=(
-        rf"^(?P<before>\S.{{0,600}}?(?:: |\] |= ?'|\(28\) ))?(?:{'|'.join(_WORDS)})"
+        rf"^(?P<before>\S.*?(?:: |\] |= ?'|\(28\) ))?(?:{'|'.join(_WORDS)})"
         r"(?:\s*$|: ?['\"/<\[{{(]|: \d|[.,;](?:\s|$)|'? \((?:os error )?\d+\)|'(?:\s|$|,)|\)| -|: \S+\s*$| while | when )"
     ),
 )
@@ -58,9 +58,9 @@ def storage(found: Records) -> Iterator[Rows]:
     "storage-client",
     mark=("LustreError: ", "LNetError: ", "Lustre: ", "mmfs: [", "nfs: server ", "NFS: ", "beegfs: ", "ceph: ", "libceph: "),
     pattern=(
-        rf"^(?:(?:{SYSLOG} \S+ )?mmfs: \[[EXA]\] |{BEFORE}(?:LustreError: |LNetError: |Lustre: .{{0,400}}(?:timed out|was evicted by|Connection to .{{1,100}} was lost|lost connection|haven't heard from)"
-        r"|nfs: server \S+ not responding|NFS: .{0,100}(?:error|failed|lost)|beegfs: .{0,200}(?:[Ee]rror|failed|timed out)"
-        r"|(?:lib)?ceph: .{0,100}(?:hung|socket closed|session lost|evicted|error)))"
+        rf"^(?:(?:{SYSLOG} \S+ )?mmfs: \[[EXA]\] |{BEFORE}(?:LustreError: |LNetError: |Lustre: .*(?:timed out|was evicted by|Connection to .+ was lost|lost connection|haven't heard from)"
+        r"|nfs: server \S+ not responding|NFS: .*(?:error|failed|lost)|beegfs: .*(?:[Ee]rror|failed|timed out)"
+        r"|(?:lib)?ceph: .*(?:hung|socket closed|session lost|evicted|error)))"
     ),
 )
 def client(found: Records) -> Iterator[Rows]:

@@ -134,13 +134,13 @@ def find_lines(data: bytes, newlines: np.ndarray) -> tuple[Found, np.ndarray, np
     borders = np.union1d(newlines, np.flatnonzero(np.frombuffer(data, np.uint8) == 13)) if b"\r" in data else newlines
     piece = np.searchsorted(borders, start)
     pieces, opening, which = np.unique(piece, return_index=True, return_inverse=True)
-    claims = np.unique(np.stack((table.owner[literal], which)), axis=1)
+    claims = np.unique(table.owner[literal].astype(np.int64) * len(pieces) + which)  # each pair once
     start = start[opening]
     line = np.searchsorted(newlines, start)
     head = np.concatenate(([0], borders + 1))[pieces]
     line_start = np.concatenate(([0], newlines + 1))[line]
     lines = Found(np.full(len(pieces), -1), head, start, np.append(borders, len(data))[pieces], line, line_start, np.arange(len(pieces)))
-    return lines, claims[0], claims[1]
+    return lines, claims // len(pieces), claims % len(pieces)
 
 
 def _hits(table: Marks, data: bytes) -> tuple[np.ndarray, np.ndarray]:
