@@ -108,8 +108,18 @@ def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
         times = rows.column("start_ns").filter(pa.compute.fill_null(mask, False))
         if len(times):
             low, high = int(pa.compute.min(times).as_py()), int(pa.compute.max(times).as_py())
+            if _goes_on(rows, mask):
+                return _iso(low) + suffix, None, None
             return _iso(low) + suffix, _iso(high) + suffix, round((high - low) / 1e9, 3)
     return None, None, None
+
+
+def _goes_on(rows: pa.Table, stamped: pa.Array) -> bool:
+    """Whether steps were printed after the last line that bears a time: then the end is not known."""
+    last = rows.filter(pa.compute.fill_null(stamped, False)).select(["file", "line"]).to_pandas().groupby("file", observed=True)["line"].max()
+    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas()
+    after = steps["line"] > steps["file"].astype(object).map(last).fillna(np.inf)
+    return int(after.sum()) > 1  # one may stand behind the stamp of its own step
 
 
 def _iso(ns: int) -> str:
@@ -323,7 +333,8 @@ def _notes(tables: Tables) -> list[str]:
     notes = []
     attempts = tables["attempts"]
     if attempts.count > 1:
-        notes.append(f"The files hold {attempts.count} starts of the job; the figures speak of start {tables['chosen'] + 1}.")
+        what = "starts of different jobs" if attempts.jobs else "starts of the job"
+        notes.append(f"The files hold {attempts.count} {what}; the figures speak of start {tables['chosen'] + 1}.")
     clocks = tables["clocks"]
     if clocks.error_ns:
         notes.append(f"Traces of several hosts were put on one clock by their messages; the error is at most {clocks.error_ns / 1e6:.3f} ms.")

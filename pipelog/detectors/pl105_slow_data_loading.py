@@ -36,7 +36,7 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
         return
     for name, column, whole, stage in (
         ("timers", "batch_input_ns", "iter_ns", 0),
-        ("megatron_timers", "batch-generator", "step_ns", (topology.pp or 1) - 1),
+        ("megatron_timers", "batch-generator", "step_ns", topology.pp - 1 if topology.pp else None),
     ):
         timers = tables[name]
         if column in timers:
@@ -76,7 +76,7 @@ def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -
     )
 
 
-def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int, limit: float) -> Iterator[Finding]:
+def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int | None, limit: float) -> Iterator[Finding]:
     used = timers.iloc[1:]
     share = (used[column] / used[whole]).median()
     if pd.isna(share):
@@ -87,10 +87,10 @@ def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int, limi
     yield Finding(
         "PL105",
         "slow-data-loading",
-        f"getting the batches takes {seconds(float(used[column].median()))} of a step on stage {stage}, {percent(float(share))} of it",
+        f"getting the batches takes {seconds(float(used[column].median()))} of a step{'' if stage is None else f' on stage {stage}'}, {percent(float(share))} of it",
         Severity.WARNING,
         Confidence.HIGH,
-        Where(stages=(stage,), steps=(int(used["step"].min()), int(used["step"].max()))),
+        Where(stages=() if stage is None else (stage,), steps=(int(used["step"].min()), int(used["step"].max()))),
         (Evidence(str(worst["file"]), int(worst["line"])),),
         _ADVICE,
         cost=float(share),

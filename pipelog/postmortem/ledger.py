@@ -16,8 +16,9 @@ from pipelog.tables.topology import said
 @table("spans", needs=("rows", "config", "chosen", "steps"))
 def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.DataFrame:
     """First and last step of each attempt, as printed (from traces where no line was), and the median of its step times: attempt (index), first, last, step_ns."""
-    found = of_kind(rows, "step", "iteration").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
+    found = of_kind(rows, "step", "iteration", "progress").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
     found = found.dropna(subset=["attempt", "step"])
+    found = found[found["step"] > 0]  # DeepSpeed prints step=0 before the first
     printed = config.steps_per_print or 1
     out = {}
     for attempt, mine in found.groupby("attempt"):

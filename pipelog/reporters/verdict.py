@@ -73,7 +73,7 @@ def _facts(report: Report) -> str:
     run, shape, config, metrics = report.run, report.topology, report.config, report.metrics
     parts = [report.name]
     if run["started_at"]:
-        parts.append(f"{run['started_at'][:16].replace('T', ' ')} → {run['ended_at'][11:16]}")
+        parts.append(_span(run["started_at"], run["ended_at"]))
     known = [f"{n} {shape[n]}" for n in ("pp", "dp", "tp") if shape[n] is not None]
     if known:
         parts.append(" × ".join(known))
@@ -89,6 +89,13 @@ def _facts(report: Report) -> str:
     if run["frameworks"]["deepspeed"]:
         parts.append(f"DeepSpeed {run['frameworks']['deepspeed']}")
     return " · ".join(parts)
+
+
+def _span(begin: str, end: str | None) -> str:
+    """2024-01-31 02:14 → 02:31, with the date of the end where it is another."""
+    if end is None:
+        return f"from {begin[:16].replace('T', ' ')}"
+    return f"{begin[:16].replace('T', ' ')} → {end[11:16] if end[:10] == begin[:10] else end[:16].replace('T', ' ')}"
 
 
 def _capital(text: str) -> str:

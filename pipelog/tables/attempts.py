@@ -22,10 +22,14 @@ _GAP_NS = 120 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """segments: one row a file and attempt: file, first_line, last_line (null: to the end), attempt, begin_ns, end_ns. count: how many."""
+    """segments: one row a file and attempt: file, first_line, last_line (null: to the end), attempt, begin_ns, end_ns. count: how many.
+
+    jobs: whether the files speak of different jobs, by what they say of themselves; then each is an attempt of its own.
+    """
 
     segments: pd.DataFrame
     count: int
+    jobs: bool = False
 
 
 @table("attempts", needs=("events", "inputs"))
@@ -36,7 +40,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     their times overlap; files without times follow the names that launchers give (`20240305140210_rank3.log`, `attempt_1/`).
     """
     logs = [i.path for i in inputs if i.kind == "log"]
-    rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "file", "line", "start_ns"))
+    rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "file", "line", "start_ns"))
     rows = rows.sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
     times = _times(events)
@@ -50,9 +54,11 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
             named = _ATTEMPT_IN_NAME.search(path)
             pieces.append((path, first, last, begin, end, int(named.group(1)) if named else None))
     table_ = pd.DataFrame(pieces, columns=["file", "first_line", "last_line", "begin_ns", "end_ns", "named"]).astype({"first_line": "int64"})
-    table_["attempt"] = _numbers(table_)
+    numbers = _numbers(table_)
+    named_ranks = {i.path for i in inputs if i.notes.get("rank_from_name") is not None}
+    table_["attempt"], jobs = _apart(table_, numbers, by_file, named_ranks)
     count = int(table_["attempt"].max()) + 1 if len(table_) else 1
-    return Attempts(table_.drop(columns="named"), count)
+    return Attempts(table_.drop(columns="named"), count, jobs)
 
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
@@ -124,6 +130,40 @@ def _numbers(pieces: pd.DataFrame) -> list[int]:
         else:  # without times: by its place in the file where the file has a piece for every attempt, else the last
             numbers.append(o if per_file[i] == len(clusters) else len(clusters) - 1)
     return numbers
+
+
+def _apart(pieces: pd.DataFrame, numbers: list[int], by_file: dict[str, pd.DataFrame], named_ranks: set[str]) -> tuple[list[int], bool]:
+    """The attempts, with files of different jobs told apart: they plan different numbers of steps, or give one step two durations."""
+    groups: dict[int, list[tuple[float, dict[tuple[str, int], float], list[int]]]] = {}
+    for place, (file, first, last, number) in enumerate(zip(pieces["file"], pieces["first_line"], pieces["last_line"], numbers, strict=True)):
+        planned, times = _own(by_file.get(file), int(first), last)
+        times = {} if file in named_ranks else times
+        for index, (total, known, members) in enumerate(groups.setdefault(number, [])):
+            differ = [k for k in known.keys() & times.keys() if known[k] != times[k]]
+            if (np.isnan(planned) or np.isnan(total) or planned == total) and len(differ) < 2:
+                groups[number][index] = (total if np.isnan(planned) else planned, known | times, [*members, place])
+                break
+        else:
+            groups[number].append((planned, times, [place]))
+    if all(len(g) <= 1 for g in groups.values()):
+        return numbers, False
+    out = list(numbers)
+    order = [members for number in sorted(groups) for _, _, members in groups[number]]
+    for attempt, members in enumerate(order):
+        for place in members:
+            out[place] = attempt
+    return out, True
+
+
+def _own(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[float, dict[tuple[str, int], float]]:
+    """(planned number of steps, duration of each step) as a piece of a file prints them."""
+    if rows is None:
+        return np.nan, {}
+    inside = rows[(rows["line"] >= first) & (rows["line"] < (np.inf if last is None or pd.isna(last) else last))]
+    planned = inside.loc[inside["kind"] == "iteration", "value"].dropna().unique()
+    steps = inside[(inside["kind"] == "step") & inside["name"].isin(["deepspeed", "megatron", "neox"])].dropna(subset=["step", "dur_ns"])
+    times = {(str(n), int(s)): float(d) for n, s, d in zip(steps["name"], steps["step"], steps["dur_ns"], strict=True)}
+    return (float(planned[0]) if len(planned) == 1 else np.nan), times
 
 
 def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:

@@ -66,6 +66,8 @@ def stage_memory(memory: pd.DataFrame, topology: Topology, config: Config) -> St
     """
     peaks = memory.dropna(subset=["max_allocated", "stage"])
     p, m = topology.pp, config.micro_batches
+    if not len(peaks) and len(memory.dropna(subset=["max_allocated"])):
+        raise CannotTell("memory was printed, but the stage of its ranks is not known: the topology line or the stage lines would tell")
     if not len(peaks):
         raise CannotTell("no rank printed its memory: Megatron's memory report, see_memory_usage on every rank or a profiler trace would show it")
     top = peaks.loc[peaks.groupby("rank")["max_allocated"].idxmax()]

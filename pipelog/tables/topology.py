@@ -202,7 +202,7 @@ def _take_stages(shape: Topology, stage_of: dict[int, int]) -> None:
 def _complete(shape: Topology, here: pa.Table) -> None:
     """What is still missing: the stage list, then the product."""
     listed = frame(here, ("stage",), ("name", "stage", "file", "line")).dropna(subset=["stage"])
-    if shape.pp is None and len(listed):
+    if shape.pp is None and len(listed) and _whole_list(listed, here, shape.tp):
         row = listed.loc[listed["stage"].astype(int).idxmax()]
         shape.pp = int(row["stage"]) + 1
         shape.said["pp"] = Said(shape.pp, row["file"], int(row["line"]), "list of stages")
@@ -221,6 +221,20 @@ def _complete(shape: Topology, here: pa.Table) -> None:
     if world and pp and dp and world != pp * dp * (shape.tp or 1):
         known = [s for q in ("world_size", "pp", "dp", "tp") if (s := shape.said.get(q)) is not None]
         shape.conflicts.append(("world_size = pp x dp x tp", known))
+
+
+def _whole_list(listed: pd.DataFrame, here: pa.Table, tp: int | None) -> bool:
+    """Whether the stages seen are all there are: the model's own list is whole; lines of ranks are where their parameters add up."""
+    if (listed["name"] == "layers").any():
+        return True
+    sizes = frame(here, ("stage",), ("name", "stage", "value"))
+    sizes = sizes[sizes["name"] == "params"].dropna()
+    total = frame(here, ("fact",), ("name", "value"))
+    total = total.loc[total["name"] == "topology.total_params", "value"].dropna()
+    if not len(sizes) or not len(total):
+        return not len(total)
+    seen = float(sizes.groupby("stage")["value"].max().sum()) * (tp or 1)
+    return seen >= 0.98 * float(total.max())
 
 
 def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
