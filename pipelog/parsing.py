@@ -60,6 +60,7 @@ class LineParser:
     key: str
     marks: tuple[str, ...]
     pattern: str
+    once: bool
     parse: Callable[[Records], Iterable[Rows]]
 
 
@@ -103,18 +104,18 @@ def records(
 
 
 def lines(
-    key: str, *, mark: str | tuple[str, ...], pattern: str
+    key: str, *, mark: str | tuple[str, ...], pattern: str, once: bool = False
 ) -> Callable[[Callable[[Records], Iterable[Rows]]], Callable[[Records], Iterable[Rows]]]:
     """Register a parser of whole lines.
 
     mark: literal(s) of which the line holds one, anywhere; long and rare ones, which may be part of a word, cost the scan least.
     pattern: RE2 expression with named groups, searched in the line without launcher prefix and colours; lines without it are
     left alone. The group `line` is that whole line. A line that several parsers claim is given to each of them; of marks that
-    overlap only the first counts.
+    overlap only the first counts. once: of lines that are equal the first is enough (of each chunk).
     """
 
     def add(function: Callable[[Records], Iterable[Rows]]) -> Callable[[Records], Iterable[Rows]]:
-        LINES.add(key, LineParser(key, _tuple(mark), pattern, function))
+        LINES.add(key, LineParser(key, _tuple(mark), pattern, once, function))
         return function
 
     return add

@@ -39,6 +39,8 @@ from pipelog.parsers._traceback_lines import (
 _GAP_OPEN, _GAP_CLOSED, _ABANDONED = 200, 8, 20
 """Lines of something else after which a region ends: where an exception is awaited, where none is; and after which a new traceback means
 that the one before was never finished."""
+_MOST_LINES = 50_000
+"""A region over so many lines of the file ends as soon as no exception is awaited."""
 _MOST_TABLE = 2000
 _MOST_MARGINS = 64
 
@@ -120,6 +122,7 @@ class Region:
         self._strands: dict[str, _Strand] = {}
         self._margins: list[tuple[re.Pattern[str], _Strand]] = []
         self._waiting: list[_Begun] = []
+        self._first = 0
         self._count = 0
         self._foreign = 0
         self._ignored = 0
@@ -133,13 +136,17 @@ class Region:
     def feed(self, number: int, text: str) -> bool:
         """Take the next line; False where the region has ended."""
         self._count += 1
+        self._first = self._first or number
         if MARK in text:
             known = self._mark(number, text)
         elif '  File "' in text and (frame := FRAME.match(text)):
             known = self._frame(number, frame)
         else:
             known = self._other(number, text)
-        self._foreign = 0 if known else self._foreign + 1
+        if known:
+            self._foreign = 0
+            return number - self._first < _MOST_LINES or any(s.open for s in self._strands.values())
+        self._foreign += 1
         if self._table is not None:
             return self._foreign < _MOST_TABLE
         return self._foreign < (_GAP_OPEN if self._waiting or any(s.open for s in self._strands.values()) else _GAP_CLOSED)

@@ -42,9 +42,10 @@ def warn(found: Records) -> Iterator[Rows]:
     "nccl-rank",
     mark=" nranks ",
     pattern=(
-        r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} (?:\[-?\d{1,4}\] )?NCCL INFO (?:\w+ )?comm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) "
+        r"^(?:[^\s\"'].*?)??(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} (?:\[-?\d{1,4}\] )?NCCL INFO (?:\w+ )?comm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) "
         r"nranks (?P<size>\d{1,9}) cudaDev (?P<device>\d{1,4})\b"
     ),
+    once=True,
 )
 def rank(found: Records) -> Iterator[Rows]:
     """Give the rank of a process (value: pid) in a communicator of so many (steps), once however often it is printed."""

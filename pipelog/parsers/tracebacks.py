@@ -30,7 +30,7 @@ _BARRIER = re.compile(r"in store based barrier on rank: (?P<rank>\d{1,9})\b")
 _BAD_LEVEL = re.compile(r"(?i)\b(?:error|critical|fatal|exception|warning)\b")
 
 
-@block("python-traceback", mark=(MARK, IGNORED, *UNTRACED), most=50_000, whole=True)
+@block("python-traceback", mark=(MARK, IGNORED, *UNTRACED), most=100_000, whole=True)
 def traceback(found: Block) -> Iterator[Row | Skipped]:
     """Give exceptions, their frames, and the last exception of each chain as a `message`."""
     before = found.head.removesuffix(found.before)

@@ -76,14 +76,14 @@ def rows(
     for n, i, limit in _few(parser, found, which, skip):
         if not keep[n]:
             continue
-        known = {k: columns[k][i].as_py() for k in _KNOWN}
         block, who = _block(parser, chunk, found, i, sys.maxsize if parser.whole else limit, heads_of[n], lines, prefix)
-        block.rank = known["rank"]
         if parser.whole:
             if block.line <= taken.get((parser.key, who), 0):
                 continue
             taken[parser.key, who] = block.line
             block.note = functools.partial(taken.__setitem__, (parser.key, who))
+        known = {k: columns[k][i].as_py() for k in _KNOWN}
+        block.rank = known["rank"]
         for row in parser.parse(block):
             if isinstance(row, Skipped):
                 skip(row)

@@ -116,19 +116,45 @@ class _Reader:
         if found is None:
             return []
         lines, parser, place = found
-        columns = self._columns(chunk, lines)
+        self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
         assert self.prefix is not None
-        pieces = heads.clean(columns["_pieces"].take(pa.array(2 * np.arange(len(lines.start)))), odd=self.odd)
-        whole = heads.without(pc.binary_join_element_wise(columns["_head"], pieces, ""), self.prefix)
-        tables = []
+        pieces = heads.clean(cut(chunk.data, lines.head, lines.end).take(pa.array(2 * np.arange(len(lines.start)))), odd=self.odd)
+        whole = heads.without(pieces, self.prefix)
+        matches: list[tuple[LineParser, np.ndarray, dict[str, pa.Array]]] = []
+        wanted = np.zeros(len(lines.start), bool)
         for index in np.unique(parser).tolist():
-            take = pa.array(place[parser == index])
-            claimed, texts = line_marks().parsers[index], whole.take(take)
+            claimed, mine = line_marks().parsers[index], place[parser == index]
             assert isinstance(claimed, LineParser)
+            if claimed.once:
+                mine = mine[np.unique(whole.take(pa.array(mine)).dictionary_encode().indices.to_numpy(), return_index=True)[1]]
+            texts = whole.take(pa.array(mine))
             match = pc.extract_regex(texts, claimed.pattern)
+            keep = pc.is_valid(match)
+            mine, match, texts = mine[keep.to_numpy(zero_copy_only=False)], match.filter(keep), texts.filter(keep)
             groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)} | {"line": texts}
-            mine = {k: v.take(take) for k, v in columns.items() if not k.startswith("_")}
-            tables += self._parsed(claimed.parse, Records(groups, mine).where(pc.is_valid(match)))
+            matches.append((claimed, mine, groups))
+            wanted[mine] = True
+        if not wanted.any():
+            return []
+        some = np.flatnonzero(wanted)
+        columns = self._columns(
+            chunk,
+            Found(
+                lines.parser[some],
+                lines.head[some],
+                lines.start[some],
+                lines.end[some],
+                lines.line[some],
+                lines.line_start[some],
+                np.arange(len(some)),
+            ),
+        )
+        row = np.cumsum(wanted) - 1  # of a line among those that are wanted
+        tables = []
+        for claimed, mine, groups in matches:
+            if len(mine):
+                known = {k: v.take(pa.array(row[mine])) for k, v in columns.items() if not k.startswith("_")}
+                tables += self._parsed(claimed.parse, Records(groups, known))
         return tables
 
     def _records(self, parser: RecordParser, columns: dict[str, pa.Array], which: np.ndarray) -> list[pa.Table]:
