@@ -20,10 +20,13 @@ from pipelog.errors import BadReport, NoInput
 from pipelog.events import Events, Input, Skipped, conform, join
 from pipelog.reading import cache, sniff
 from pipelog.reading.configs import read_config
+from pipelog.reading.error_files import read_error_file
 from pipelog.reading.files import Source, sources
 from pipelog.reading.flight import read_flight
+from pipelog.reading.gpu_tables import read_gpu_table
 from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
+from pipelog.reading.stack_dumps import read_stack_dump
 from pipelog.reading.traces import read_trace
 from pipelog.registry import load
 
@@ -38,7 +41,11 @@ _READERS: dict[str, Callable[[Source], tuple[pa.Table, Input]]] = {
     "config": read_config,
     "monitor": read_monitor,
     "flight-recorder": read_flight,
+    "stack-dump": read_stack_dump,
+    "gpu-table": read_gpu_table,
+    "error-file": read_error_file,
 }
+"""By what a file is. Its kind in the report is what the reader says: a table of GPUs is a `monitor`, an error file a `log`."""
 _WORTH_PROCESSES = 48 << 20
 """Bytes from which on starting processes (about a second for their imports) pays."""
 
@@ -161,7 +168,7 @@ def cite(events: Events, wanted: Iterable[tuple[str, int]], most: int = 400) -> 
     kinds = {i.path: i.kind for i in events.inputs}
     out: dict[tuple[str, int], str] = {}
     for file, lines in by_file.items():
-        if kinds.get(file) in ("log", "config", "monitor") and (path := events.roots.get(file)):
+        if kinds.get(file) in ("log", "config", "monitor", "stack-dump") and (path := events.roots.get(file)):
             out |= {(file, number): text for number, text in texts(Path(path), lines, most).items()}
         elif kinds.get(file) == "trace":
             out |= {(file, number): text[:most] for number, text in _traced(events.table, file, lines).items()}

@@ -16,16 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-ANSI = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)"
-"""Colours, cursor moves and window titles."""
+from pipelog.reading.streams import ANSI
 
 _ANSI_RE = re.compile(ANSI)
 
-_UTC = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|\+00:00) (?:std(?:out|err) [FP] )?"
+_UTC = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|(?P<offset>[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
 _CERTAIN = (  # (name, expression, share of lines from which on it belongs to the file)
     ("utc", _UTC, 0.2),  # kubectl logs --timestamps, containerd's own files
     ("pod", r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\] ", 0.2),  # kubectl logs --prefix
     ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
+    ("sagemaker", r"\[\d+,mpirank:(?P<task>\d+),(?P<host>[^\]\s]+)\]<std(?:out|err)>: ?", 0.2),
+    ("ray", r"\((?P<pod>\w[^()]{0,80}? pid=\d+(?:, ip=[\d.]+)?)\) ", 0.2),
+    ("syslog", r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
+    ("ts", r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ", 0.6),  # moreutils
 )
 _ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)\d+\]:")  # torchrun --tee: [default3]:, whose word is the role's name
 _BY_COUNT = (
@@ -34,8 +37,12 @@ _BY_COUNT = (
     ("rank0", r"\[(?P<task>\d+)\] ", 0.9),  # mpiexec -prepend-rank
     ("host", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*):(?: |$)", 0.6),  # pdsh
     ("compose", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) +\| ", 0.9),  # docker compose
+    ("stamp", r"(?P<local_time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?) (?:\| )?", 0.9),  # ts '%F %T', a script's own
+    ("numbers", r" *\d+(?:\t|[:-] ?)", 0.95),  # cat -n, grep -n
 )
-_NOT_HOSTS = re.compile(r"(?i)^(warning|info|error|debug|traceback|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank)$")
+_NOT_HOSTS = re.compile(
+    r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank)$"
+)
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
 _COLOURS = rf"(?:{ANSI})*"
 
@@ -193,10 +200,24 @@ def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) ->
         if name in has:
             label = pc.binary_join_element_wise(pa.scalar(word), group(name), "")
             columns["label"] = pc.coalesce(columns["label"], label)
+    if "local_time" in has:
+        local = _stamp_ns(pc.replace_substring(group("local_time"), "T", " "))
+        columns["clock"] = pc.if_else(pc.and_(pc.is_null(columns["start_ns"]), pc.is_valid(local)), "log", columns["clock"])
+        columns["start_ns"] = pc.coalesce(columns["start_ns"], local)
     if "utc" in has:
         utc = _stamp_ns(pc.replace_substring(group("utc"), "T", " "))
+        utc = pc.subtract(utc, _offset_ns(group("offset"))) if "offset" in has else utc
         columns["start_ns"] = pc.coalesce(utc, columns["start_ns"])
         columns["clock"] = pc.if_else(pc.is_valid(utc), "utc", columns["clock"])
+
+
+def _offset_ns(offsets: pa.Array) -> pa.Array:
+    """`+02:00` in ns; 0 where there is none."""
+    words = {w: (1 if w[0] == "+" else -1) * (int(w[1:3]) * 60 + int(w[-2:])) * 60 * 10**9 for w in pc.unique(offsets).to_pylist() if w}
+    if not words:
+        return pa.repeat(pa.scalar(0, pa.int64()), len(offsets))
+    values = pa.array(list(words.values()), pa.int64()).take(pc.index_in(offsets, pa.array(list(words), pa.string())))
+    return pc.fill_null(values, 0)
 
 
 def _filled(group: pa.Array) -> pa.Array:

@@ -93,8 +93,6 @@ def find(data: bytes, newlines: np.ndarray) -> Found | None:
     # `global_step=7` and `total_steps: 9` hold marks that begin no record: a mark that is a word must begin one
     before = np.where(start > 0, buffer[np.maximum(start - 1, 0)], 32)
     inside = table.wordy[literal] & (((before | 32) - 97 < 26) | (before == 95))
-    if b"\x1b" in data:
-        inside &= ~_after_colour(buffer, start)
     keep = (parser >= 0) & ~inside
     if not keep.any():
         return None
@@ -163,16 +161,6 @@ def _hits(table: Marks, data: bytes) -> tuple[np.ndarray, np.ndarray]:
                 free = stop
         return literal[keep], start[keep]
     return literal, start
-
-
-def _after_colour(buffer: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Where what stands just before *start* is the last letter of a colour or cursor move (`ESC[1m`), and so no part of a word."""
-    at = np.maximum(start - 2, 0)
-    for _ in range(16):
-        byte = buffer[at]
-        at = np.maximum(at - (((byte >= 48) & (byte <= 57)) | (byte == 59)), 0)
-    coloured: np.ndarray = (buffer[at] == 91) & (buffer[np.maximum(at - 1, 0)] == 27) & (start > 2)
-    return coloured
 
 
 def cut(data: bytes, begin: np.ndarray, end: np.ndarray) -> pa.Array:

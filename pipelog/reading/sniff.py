@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pipelog.reading.configs import is_config
+from pipelog.reading.error_files import is_error_file
 from pipelog.reading.files import Source
 from pipelog.reading.flight import is_flight
+from pipelog.reading.gpu_tables import is_gpu_table
 from pipelog.reading.monitors import is_monitor
+from pipelog.reading.stack_dumps import is_stack_dump
 from pipelog.reading.streams import Stream
 from pipelog.reading.traces import is_trace
 
@@ -21,7 +24,7 @@ _BINARY = {
 
 
 def kind(source: Source) -> tuple[str, str | None]:
-    """(log, trace, config, monitor, events, flight-recorder or ignored; the reason where ignored). Raises OSError where it cannot be read."""
+    """(key of its reader, or events, or ignored; the reason where ignored). Raises OSError where it cannot be read."""
     head = _head(source)
     if not head:
         return "ignored", "ignored, because it is empty"
@@ -44,6 +47,10 @@ def kind(source: Source) -> tuple[str, str | None]:
             return "trace", None
         if is_config(head):
             return "config", None
+        if is_error_file(head):
+            return "error-file", None
+        if is_stack_dump(head):
+            return "stack-dump", None
         if _whole_json(text):
             return "ignored", "ignored, because it is JSON, but neither a trace nor a DeepSpeed configuration"
     if text[:15].lower().startswith((b"<!doctype html", b"<html")):
@@ -52,9 +59,11 @@ def kind(source: Source) -> tuple[str, str | None]:
         return "ignored", "ignored, because it is a script"
     if is_monitor(head):
         return "monitor", None
+    if is_gpu_table(head):
+        return "gpu-table", None
     if _binary(head):
         return "ignored", f"ignored, because it is {'a TensorBoard event file (its CSV twin is read)' if 'tfevents' in source.shown else 'binary'}"
-    return "log", None
+    return ("stack-dump" if is_stack_dump(head) else "log"), None
 
 
 def _head(source: Source) -> bytes:

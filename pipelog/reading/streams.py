@@ -7,6 +7,7 @@ lose its last read, and it reads concatenated members too.
 from __future__ import annotations
 
 import codecs
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _READ = 1 << 20
 _READ_PACKED = 1 << 16
 """Of gzip and zstd less at a time: it grows fifteen- to thirtyfold, and what fits the processor's cache is worked on faster."""
+ANSI = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[()*+][0-9A-Za-z]|[=>78cDEHMNOZ])"
+"""Colours, cursor moves, character sets and window titles."""
+_ESCAPES = re.compile(ANSI.encode())
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
@@ -130,12 +134,18 @@ def chunks(pieces: Iterator[bytes], size: int = 16 << 20, limit: int = 64 << 20)
             data = b"".join([*held, piece])
             end = data.rfind(b"\n") + 1 or len(data)
             data, rest = data[:end], data[end:]
+        data = _plain(data)
         newlines = _newlines(data)
         yield Chunk(data, number, newlines, last=False)
         number += len(newlines)
         held, have = [rest], len(rest)
-    data = b"".join(held)
+    data = _plain(b"".join(held))
     yield Chunk(data, number, _newlines(data), last=True)
+
+
+def _plain(data: bytes) -> bytes:
+    """*data* without colours and other escapes: they may stand inside a mark."""
+    return _ESCAPES.sub(b"", data) if b"\x1b" in data else data
 
 
 def _newlines(data: bytes) -> np.ndarray:
