@@ -38,8 +38,9 @@ _LOST = r"GPU is lost|Unknown Error|ERR!"
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Names of the columns in order; unit of memory; whether blanks part them."""
+    """Line of the header; names of the columns in order; unit of memory; whether blanks part them."""
 
+    line: int
     names: tuple[str, ...]
     memory_unit: int
     blanks: bool
@@ -51,13 +52,13 @@ def is_gpu_table(head: bytes) -> bool:
 
 
 def _header(head: bytes) -> _Columns | None:
-    for line in head.split(b"\n", _BEFORE)[:_BEFORE]:
+    for number, line in enumerate(head.split(b"\n", _BEFORE)[:_BEFORE], 1):
         if _QUERY.match(line) and _TELLING.search(line):
             fields = [field.strip() for field in line.decode().split(",")]
             unit = next((m.group(1) for f in fields if (m := re.match(r"memory\.used \[(\w+)\]", f))), "MiB")
-            return _Columns(tuple(f.partition(" ")[0] for f in fields), _UNITS.get(unit, 2**20), blanks=False)
+            return _Columns(number, tuple(f.partition(" ")[0] for f in fields), _UNITS.get(unit, 2**20), blanks=False)
         if _DMON.match(line):
-            return _Columns(tuple(line.decode("utf-8", "replace").lstrip("# ").split()), 2**20, blanks=True)
+            return _Columns(number, tuple(line.decode("utf-8", "replace").lstrip("# ").split()), 2**20, blanks=True)
     return None
 
 
@@ -91,7 +92,7 @@ def _cells(data: bytes, columns: _Columns) -> tuple[pa.Array, dict[str, pa.Array
     text = csv.read_csv(pa.BufferReader(data.replace(b"\x01", b" ").replace(b"\0", b" ")), read, parse, convert)["text"].combine_chunks()
     text = pc.utf8_trim_whitespace(text)
     number = pa.array(range(1, len(text) + 1), pa.int64())
-    heading = pc.or_(pc.equal(text, ""), pc.match_substring_regex(text, r"^#|utilization\.gpu|memory\.used"))
+    heading = pc.or_(pc.less(number, columns.line), pc.or_(pc.equal(text, ""), pc.match_substring_regex(text, r"^#|utilization\.gpu|memory\.used")))
     text, number = text.filter(pc.invert(heading)), number.filter(pc.invert(heading))
     parts = pc.utf8_split_whitespace(text) if columns.blanks else pc.split_pattern(text, ",")
     fits = pc.equal(pc.list_value_length(parts), len(columns.names))

@@ -17,7 +17,9 @@ _BINARY = {
     b"\x89PNG": "a picture",
     b"\xff\xd8\xff": "a picture",
     b"%PDF": "a PDF document",
-    b"PK\x03\x04": "a zip archive (a checkpoint or a wheel)",
+    b"PK\x03\x04": "a zip archive: a checkpoint or a wheel; if logs are in it, unpack them",
+    b"7z\xbc\xaf": "a 7-zip archive: unpack it",
+    b"Rar!": "a rar archive: unpack it",
     b"\x7fELF": "a program",
     b"SQLite format 3": "a database",
 }
@@ -37,6 +39,8 @@ def kind(source: Source) -> tuple[str, str | None]:
     for magic, what in _BINARY.items():
         if head.startswith(magic):
             return "ignored", f"ignored, because it is {what}"
+    if head[257:262] == b"ustar":
+        return "ignored", "ignored, because it is a tar archive: unpack it"
     if is_flight(head):
         return "flight-recorder", None
     if head[:1] == b"\x80":

@@ -86,11 +86,11 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
 
 
 def _times(events: pa.Table) -> dict[str, pd.DataFrame]:
-    """Line and time of every stamped row, by file."""
-    stamped = events.select(["file", "line", "start_ns", "clock"])
-    clock = stamped.column("clock").cast(pa.string())
+    """Line and time of every stamped row, by file; not of errors, which kernel logs have from long before the job, and error files in UTC."""
+    stamped = events.select(["kind", "file", "line", "start_ns", "clock"])
+    clock, kind = stamped.column("clock").cast(pa.string()), stamped.column("kind").cast(pa.string())
     keep = pa.compute.and_(pa.compute.is_in(clock, pa.array(["log", "utc"])), pa.compute.is_valid(stamped.column("start_ns")))
-    stamped = stamped.filter(pa.compute.fill_null(keep, False))
+    stamped = stamped.filter(pa.compute.and_(pa.compute.fill_null(keep, False), pa.compute.not_equal(kind, "error")))
     data = pd.DataFrame(
         {
             "file": stamped.column("file").cast(pa.string()).to_pandas(),
