@@ -153,10 +153,11 @@ def following(found: Records) -> Iterator[Rows]:
 
 # srun: StepId=812345.0 task 1: running
 # srun: StepId=812345.0 tasks 2-3: exited abnormally
+# srun: step:704112.0 tasks 0-4,6-15: running                         (older)
 @lines(
     "slurm-task-state",
-    mark="srun: StepId=",
-    pattern=r"(?P<words>srun: StepId=\S+ tasks? (?P<tasks>[\d,\[\]-]+): (?P<state>running|exited abnormally|exited|unknown state|not started))",
+    mark=("srun: StepId=", "srun: step:"),
+    pattern=r"(?P<words>srun: (?:StepId=|step:)\S+ tasks? (?P<tasks>[\d,\[\]-]+): (?P<state>running|exited abnormally|exited|unknown state|not started))",
 )
 def task_state(found: Records) -> Iterator[Rows]:
     """Give which tasks had left and which had not when the first one was gone (stream: the state)."""

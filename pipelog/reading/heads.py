@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.parsers._stamps import YEARLESS, syslog_ns
 from pipelog.reading.streams import ANSI
 
 _ANSI_RE = re.compile(ANSI)
@@ -27,8 +28,8 @@ _CERTAIN = (  # (name, expression, share of lines from which on it belongs to th
     ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
     ("sagemaker", r"\[\d+,mpirank:(?P<task>\d+),(?P<host>[^\]\s]+)\]<std(?:out|err)>: ?", 0.2),
     ("ray", r"\((?P<pod>\w[^()]{0,80}? pid=\d+(?:, ip=[\d.]+)?)\) ", 0.2),
-    ("syslog", r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
-    ("ts", r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ", 0.6),  # moreutils
+    ("syslog", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
+    ("ts", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) ", 0.6),  # moreutils
 )
 _ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)\d+\]:")  # torchrun --tee: [default3]:, whose word is the role's name
 _BY_COUNT = (
@@ -155,6 +156,15 @@ def clean_line(raw: bytes) -> str:
 def without(lines: pa.Array, of_line: Prefix) -> pa.Array:
     """*lines* without the launcher's prefix."""
     return pc.replace_substring_regex(lines, of_line.expression, "")
+
+
+def yearless(columns: dict[str, pa.Array], lines: pa.Array, of_line: Prefix) -> dict[str, pa.Array]:
+    """start_ns and clock of whole lines, filled in from a prefix that prints no year: for errors alone, which are put into the year of the others."""
+    if "(?P<yearless>" not in of_line.expression:
+        return {}
+    ns = syslog_ns(_filled(pc.extract_regex(lines, of_line.expression).field("yearless")))
+    clock = pc.if_else(pc.and_(pc.is_null(columns["start_ns"]), pc.is_valid(ns)), YEARLESS, columns["clock"])
+    return {"start_ns": pc.coalesce(columns["start_ns"], ns), "clock": clock}
 
 
 def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bool) -> dict[str, pa.Array]:

@@ -149,6 +149,7 @@ class _Reader:
                 np.arange(len(some)),
             ),
         )
+        columns |= heads.yearless(columns, pieces.take(pa.array(some)), self.prefix)
         row = np.cumsum(wanted) - 1  # of a line among those that are wanted
         tables = []
         for claimed, mine, groups in matches:
