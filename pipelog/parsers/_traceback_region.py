@@ -238,9 +238,11 @@ class Region:
         strand = self._strands.get(_key(margin))
         if self._waiting:
             begun = next((b for b in self._waiting if _key(b.margin) == _key(margin)), self._waiting[0])
-            self._waiting = [b for b in self._waiting if b is not begun]
-            strand = strand or self._strand(margin)
-            self._attach(strand, begun)
+            another = strand is not None and strand.open and begun.chain.stream != "logged" and begun.margin.endswith((" ", ":", "\t"))
+            if _key(begun.margin) == _key(margin) or not another:
+                self._waiting = [b for b in self._waiting if b is not begun]
+                strand = strand or self._strand(margin)
+                self._attach(strand, begun)
         if strand is None:
             return False
         if not strand.open:
