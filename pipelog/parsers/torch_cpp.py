@@ -191,7 +191,7 @@ def terminate(found: Block) -> Iterator[Row]:
 
 
 def _terminations(given: Iterator[tuple[int, str]]) -> list[tuple[int, list[str]]]:
-    """(line, lines of its text) of each `terminate called`."""
+    """(line, lines of its text) of each `terminate called`; the line is that of the `what():` where there is one."""
     begun: list[tuple[int, list[str]]] = []
     done: list[tuple[int, list[str]]] = []
     others = 0
@@ -203,8 +203,7 @@ def _terminations(given: Iterator[tuple[int, str]]) -> list[tuple[int, list[str]
             (begun if awaits else done).append((number, [f"terminate called {words.strip()}"]))
         said = text.split("what():")[1:] if not calls else []
         for words in said[: len(begun)]:
-            done.append(begun.pop(0))
-            done[-1][1].append(f"{_WHAT}{words.strip()}")
+            done.append((number, [*begun.pop(0)[1], f"{_WHAT}{words.strip()}"]))
         message = done[-1][1] if done and len(done[-1][1]) > 1 else None
         if not calls and not said and message is not None and (GOES_ON.match(text) or message[-1] == "Last error:"):
             message += [text.rstrip()] if len(message) <= MOST_TEXT + 1 else []
