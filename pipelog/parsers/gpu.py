@@ -25,7 +25,7 @@ _APART = 1000
     "gpu-assert",
     mark=("], thread: [", "Device-side assertion `"),
     pattern=(
-        r"^(?:\[[^\]\"]{0,60}\]:? ?)?(?P<place>[^\s\"'`:]+:\d{1,9}): (?:.*?: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion `(?P<what>.*?)['`] failed"
+        r"^(?:\[[^\]\"]{0,60}\]:? ?)?(?P<place>[^\s\"'`:]+:\d{1,9}): (?:.*?: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion (?P<what>.*?) failed"
         r"|.*?Device-side assertion `(?P<hip>.*?)['`] failed)"
     ),
 )

@@ -43,7 +43,7 @@ def warn(found: Records) -> Iterator[Rows]:
     mark=" nranks ",
     pattern=(
         r"^(?:[^\s\"'].*?)??(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} (?:\[-?\d{1,4}\] )?NCCL INFO (?:\w+ )?comm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) "
-        r"nranks (?P<size>\d{1,9}) cudaDev (?P<device>\d{1,4})\b"
+        r"nranks (?P<size>\d{1,9})(?: cudaDev (?P<device>\d{1,4}))?\b"
     ),
     once=True,
 )

@@ -202,8 +202,7 @@ def _terminations(given: Iterator[tuple[int, str]]) -> list[tuple[int, list[str]
             awaits = words.startswith("after") and "what():" not in words
             (begun if awaits else done).append((number, [f"terminate called {words.strip()}"]))
         said = text.split("what():")[1:] if not calls else []
-        for words in said[: len(begun)]:
-            done.append((number, [*begun.pop(0)[1], f"{_WHAT}{words.strip()}"]))
+        done.extend((number, [*begun.pop(0)[1], f"{_WHAT}{words.strip()}"]) for words in said[: len(begun)])
         message = done[-1][1] if done and len(done[-1][1]) > 1 else None
         if not calls and not said and message is not None and (GOES_ON.match(text) or message[-1] == "Last error:"):
             message += [text.rstrip()] if len(message) <= MOST_TEXT + 1 else []
