@@ -22,7 +22,7 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 BEFORE = (
     r"(?:\d+,\d+,\d+,[^;]+;|<\d{1,3}>)?(?:kern *: *[a-z]+ *: *)?"  # /dev/kmsg, raw dmesg, dmesg -x
     rf"(?:(?P<syslog>{SYSLOG})(?:\.\d+)? |(?:[A-Z][a-z]{{2}} )?(?P<iso>{ISO})(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{{2,5}})? )?"
-    rf"(?:(?:(?P<host>{_NAME}) )?(?:kernel|systemd[\w-]*(?:\[\d+\])?): ?)?"
+    rf"(?:(?:(?P<host>{_NAME}) )?(?:kernel|systemd[\w-]*(?:\[\d+\])?|earlyoom(?:\[\d+\])?): ?)?"
     rf"(?:(?:(?P<node>{_NAME}): ?)?(?:\[ *(?P<uptime>\d+\.\d+)\]|\[(?P<ctime>{CTIME})\]|\[(?:[A-Z][a-z]{{2}}\d\d \d\d:\d\d| *\+\d+\.\d+)\]) ?)?"  # dmesg, -T, -H
     r"(?:\[ *[TC]\d+\] ?)?"
 )
@@ -61,30 +61,34 @@ def xid(found: Records) -> Iterator[Rows]:
         "Killed process ",
         "System OOM encountered, victim process: ",
         "has been killed by the OOM killer",
+        "systemd-oomd",
+        "sending SIGKILL to process ",
+        "sending SIGTERM to process ",
     ),
     pattern=(
         rf"^(?:{BEFORE}|{OR_REPEATED})(?:(?:Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (?P<pid>\d{{1,12}})\b"
         r"|oom-kill:constraint=.*,pid=(?P<victim>\d{1,12})\b|\S+ invoked oom-killer: |oom_reaper: reaped process (?P<reaped>\d{1,12}) "
         r"|Killed process (?P<old>\d{1,12})(?:, UID \d+,)? \(\S+\) total-vm|System OOM encountered, victim process: \S+, pid: (?P<system>\d{1,12})"
-        r"|\S+: A process of this unit has been killed by the OOM killer)"
+        r"|\S+: A process of this unit has been killed by the OOM killer|Killed /\S+ due to memory |sending SIG(?:KILL|TERM) to process (?P<early>\d{1,12}) )"
     ),
 )
 def oom(found: Records) -> Iterator[Rows]:
     """Give a process that was killed for want of host memory (value: its pid, null where the line names none)."""
-    pid = pc.coalesce(*(found.float(name) for name in ("pid", "victim", "reaped", "old", "system")))
+    pid = pc.coalesce(*(found.float(name) for name in ("pid", "victim", "reaped", "old", "system", "early")))
     yield found.rows("error", "kernel-oom", value=pid, text=found["line"], **when_and_where(found))
 
 
 # python[4312]: segfault at 0 ip 00007f3c5a1b2c3d sp 00007ffd4b6a7c80 error 4 in libtorch_cpu.so[7f3c58000000+9e3a000]
+# systemd-coredump[9999]: Process 4312 (python) of user 1000 dumped core.
 # traps: python[4312] general protection fault ip:7f3c5a1b2c3d sp:7ffd4b6a7c80 error:0 in libc-2.31.so[7f3c59e00000+178000]
 @lines(
     "kernel-segfault",
-    mark=("]: segfault at ", "traps: "),
-    pattern=rf"^{BEFORE}(?:[^\s\[\]'\"]+\[(?P<pid>\d{{1,12}})\]: segfault at |traps: [^\s\[\]'\"]+\[(?P<trapped>\d{{1,12}})\] (?:general protection|trap ))",
+    mark=("]: segfault at ", "traps: ", " dumped core"),
+    pattern=rf"^{BEFORE}(?:[^\s\[\]'\"]+\[(?P<pid>\d{{1,12}})\]: segfault at |traps: [^\s\[\]'\"]+\[(?P<trapped>\d{{1,12}})\] (?:general protection|trap )|Process (?P<dumped>\d{{1,12}}) \([^()]+\) of user \d+ dumped core)",
 )
 def segfault(found: Records) -> Iterator[Rows]:
     """Give a process (value: pid) that the processor refused to go on with; the text names the library."""
-    pid = pc.coalesce(found.float("pid"), found.float("trapped"))
+    pid = pc.coalesce(*(found.float(name) for name in ("pid", "trapped", "dumped")))
     yield found.rows("error", "kernel-segfault", value=pid, text=found["line"], **when_and_where(found))
 
 
