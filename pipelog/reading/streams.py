@@ -6,7 +6,11 @@ lose its last read, and it reads concatenated members too.
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import itertools
+import json
+import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,7 +23,7 @@ from isal import isal_zlib
 
 from pipelog.events import Skipped
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+GZIP, ZSTD, BZIP2, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zX"
 _READ = 1 << 20
 _READ_PACKED = 1 << 16
 """Of gzip and zstd less at a time: it grows fifteen- to thirtyfold, and what fits the processor's cache is worked on faster."""
@@ -45,19 +49,23 @@ class Stream:
                 yield from self._gunzip(file.read)
             elif magic == ZSTD:
                 yield from self._unzstd()
+            elif magic.startswith(BZIP2):
+                yield from self._unpack(file.read, bz2.BZ2Decompressor, "bzip2")
+            elif magic == XZ:
+                yield from self._unpack(file.read, lzma.LZMADecompressor, "xz")
             else:
                 while piece := file.read(_READ):
                     yield piece
 
     def text(self) -> Iterator[bytes]:
-        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), else unchanged."""
+        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), without Docker's JSON around its lines, else unchanged."""
         pieces = self.pieces()
         first = next(pieces, b"")
         marked = _UTF16.get(first[:2])
         coding = marked or _unmarked(first[:4096])
         if coding is None:
-            yield first.removeprefix(codecs.BOM_UTF8)
-            yield from pieces
+            first = first.removeprefix(codecs.BOM_UTF8)
+            yield from _unwrapped(itertools.chain([first], pieces)) if _WRAPPED.match(first) else itertools.chain([first], pieces)
             return
         decoder = codecs.getincrementaldecoder(coding)("replace")
         yield decoder.decode(first[2:] if marked else first).encode()
@@ -84,6 +92,20 @@ class Stream:
         except (isal_zlib.IsalError, zlib.error) as error:  # type: ignore[misc]  # the stubs do not know it
             self.trouble.append(Skipped(None, f"the gzip data are damaged ({error}): everything before was read"))
 
+    def _unpack(self, read: Callable[[int], bytes], decompressor: type[bz2.BZ2Decompressor | lzma.LZMADecompressor], name: str) -> Iterator[bytes]:
+        unpack = None
+        try:
+            while data := read(_READ_PACKED):
+                while data:
+                    unpack = unpack or decompressor()
+                    if out := unpack.decompress(data):
+                        yield out
+                    data, unpack = (unpack.unused_data, None) if unpack.eof else (b"", unpack)
+            if unpack is not None:
+                self.trouble.append(Skipped(None, f"the {name} data end in the middle: everything before was read"))
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            self.trouble.append(Skipped(None, f"the {name} data are damaged ({error}): everything before was read"))
+
     def _unzstd(self) -> Iterator[bytes]:
         with pa.CompressedInputStream(pa.OSFile(str(self.path)), "zstd") as stream:
             while True:
@@ -95,6 +117,33 @@ class Stream:
                 if not piece:
                     return
                 yield piece
+
+
+_WRAPPED = re.compile(
+    rb'\{(?:\s*"(?:time|timestamp|ts|stream|@timestamp|level)"\s*:\s*"[^"]*"\s*,)*\s*"(?:log|message|msg)"\s*:\s*"(?:[^"\\\n]|\\.)*"\s*[,}]'
+)
+"""The begin of a log of JSON lines: Docker's json-file driver, and what log collectors make of it."""
+
+
+def _unwrapped(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The text of a log whose lines are JSON objects, with their times before it as `kubectl logs --timestamps` writes them."""
+    held = b""
+    for piece in pieces:
+        *lines, held = (held + piece).split(b"\n")
+        yield b"".join(_one_unwrapped(line) for line in lines)
+    if held:
+        yield _one_unwrapped(held).removesuffix(b"\n")
+
+
+def _one_unwrapped(line: bytes) -> bytes:
+    try:
+        found = json.loads(line)
+        text = next(found[key] for key in ("log", "message", "msg") if isinstance(found.get(key), str))
+    except (ValueError, AttributeError, StopIteration):
+        return line + b"\n"
+    stamp = next((found[key] for key in ("time", "timestamp", "@timestamp", "ts") if isinstance(found.get(key), str)), "")
+    text = text.rstrip("\n").replace("\n", " ")
+    return f"{stamp + ' ' if stamp else ''}{text}\n".encode("utf-8", "replace")
 
 
 def _unmarked(head: bytes) -> str | None:
