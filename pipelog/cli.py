@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from pipelog._text import count
 from pipelog._version import __version__
 from pipelog.errors import BadOption, PipelogError
 
@@ -43,15 +44,24 @@ class _Commands(click.Group):
             ctx.exit(2)
         except click.UsageError as error:
             _mend(error)
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (the reader of the pipe has gone; nothing is left to say)
-            ctx.exit(0)
+        except (BrokenPipeError, KeyboardInterrupt) as error:
+            return _cut_short(ctx, interrupted=isinstance(error, KeyboardInterrupt))
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich ends the program itself
+                return _cut_short(ctx, interrupted=False)
+            raise
         except Exception as error:
             if isinstance(error, click.ClickException | click.exceptions.Exit | click.Abort):
                 raise
             log.debug("failed", exc_info=True)
             _say(f"failed ({type(error).__name__}: {error}); please report it, with what `pipelog -v {' '.join(sys.argv[1:2])} …` prints")
             ctx.exit(2)
+
+
+def _cut_short(ctx: click.Context, *, interrupted: bool) -> None:
+    """The reader of a pipe has gone, and nothing is left to say; or the user stopped it, which --fail-on must not be confused with."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    ctx.exit(130 if interrupted else 0)
 
 
 def _mend(error: click.UsageError) -> NoReturn:
@@ -240,6 +250,8 @@ def events(paths: tuple[str, ...], output: str, jobs: int | None, *, no_cache: b
     """Write the event table as Parquet (which `analyze` reads again) or CSV."""
     from pipelog.placing import placed  # noqa: PLC0415
 
+    if not output.endswith((".csv", ".parquet")):
+        raise BadOption(f"-o {output}: the table is written as .parquet or .csv")
     table = placed(_read(paths, jobs, cached=not no_cache, quiet=quiet))
     try:
         if output.endswith(".csv"):
@@ -249,7 +261,7 @@ def events(paths: tuple[str, ...], output: str, jobs: int | None, *, no_cache: b
     except OSError as error:
         raise BadOption(f"cannot write {output}: {error.strerror or error}") from error
     if not quiet:
-        click.echo(f"{table.table.num_rows:,} events of {len(table.inputs)} files in {output}", err=True)
+        click.echo(f"{count(table.table.num_rows, 'event')} of {count(len(table.inputs), 'file')} in {output}", err=True)
 
 
 def _csv(table: Any, output: str) -> None:

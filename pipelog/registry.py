@@ -6,6 +6,7 @@ an entry point of the package's name (`pipelog.detectors`, …), which names a m
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from importlib.metadata import entry_points
@@ -25,8 +26,9 @@ class Registry(dict[str, T], Generic[T]):
         self[key] = item
 
 
+@functools.cache
 def load(package: ModuleType) -> None:
-    """Import every module of *package*, then what other distributions offer for it."""
+    """Import every module of *package*, then what other distributions offer for it; once."""
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     for plugin in entry_points(group=package.__name__):

@@ -15,6 +15,14 @@ SCHEMA = "pipelog.report/1"
 JSON = dict[str, Any]
 
 
+class Frames(dict[str, Any]):
+    """Derived tables by name, as pandas; asked for one that the data do not carry, it says which there are."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise KeyError with the names of the tables that there are."""
+        raise KeyError(f"the data carry no table {name!r}; there are {', '.join(sorted(self))}")
+
+
 @dataclass(slots=True)
 class Report:
     """What pipelog says of one job; the fields are those of report.json (a value that is not known is null).

@@ -15,7 +15,7 @@ from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.ledger import effective_ratio
-from pipelog.report import JSON, Report
+from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
@@ -37,7 +37,7 @@ def report(events: Events, tables: Tables, outcomes: tuple[Outcome, ...], name: 
         name=name,
         charts=charts.data(tables),
         notes=_notes(tables),
-        tables={k: v for k, v in tables.computed().items() if isinstance(v, pd.DataFrame)},
+        tables=Frames({k: v for k, v in tables.computed().items() if isinstance(v, pd.DataFrame)}),
     )
 
 

@@ -30,17 +30,19 @@ class Source:
 def sources(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Source], list[Input]]:
     """Every regular file at or below *paths*, in order of name, and those that could not be looked at, with the reason.
 
-    Raises NoInput where a path does not exist. A file reached twice (links, overlapping paths) is read once.
+    Raises NoInput where none of the paths exists. A file reached twice (links, overlapping paths) is read once.
     """
     roots = [Path(p) for p in paths]
     missing = [str(r) for r in roots if not os.path.lexists(r)]
-    if missing:
+    if len(missing) == len(roots):
         raise NoInput(f"no such file or folder: {', '.join(missing)}")
     together = _common(roots)
     seen: set[tuple[int, int]] = set()
     found: list[Source] = []
-    refused: list[Input] = []
+    refused = [Input(m, "ignored", 0, skipped=[Skipped(None, "ignored, because there is no such file or folder")]) for m in missing]
     for root in roots:
+        if str(root) in missing:
+            continue
         base = together or (root if root.is_dir() else root.parent)
         for path, trouble in _walk(root, seen):
             shown = _shown(path, base)
