@@ -105,6 +105,13 @@ RECORDS_WHOLE = [
     (b"[after training is done] datetime: 2023-08-15 07:22:31", "end", "training-done"),
     (b"training finished", "end", "script-done"),
     (b"steps: 120 loss: 2.9134 iter time (s): 4.812 samples/sec: 106.401", "step", "deepspeed"),
+    (b"Killed", "error", "shell-signal"),
+    (b"[Tue Mar  5 15:20:08 2024] NVRM: Xid (PCI:0000:3b:00): 79, pid=4312, name=python, GPU has fallen off the bus.", "error", "kernel-xid"),
+    (b"[123456.789012] Memory cgroup out of memory: Killed process 63214 (python) total-vm:3149468kB", "error", "kernel-oom"),
+    (b"tee: /workspace/logs/run.log: No space left on device", "error", "storage"),
+    (b"ssh: connect to host node7 port 22: Connection refused", "error", "ssh"),
+    (b"[2024-03-05 15:20:09,832] [ERROR] [metrics.py:41:push] not reachable", "error", "level"),
+    (b"TERM_RUNLIMIT: job killed after reaching LSF run time limit.", "end", "batch-time-limit"),
 ]
 
 

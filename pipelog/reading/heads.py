@@ -42,7 +42,7 @@ _BY_COUNT = (
     ("numbers", r" *\d+(?:\t|[:-] ?)", 0.95),  # cat -n, grep -n
 )
 _NOT_HOSTS = re.compile(
-    r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank)$"
+    r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
 _COLOURS = rf"(?:{ANSI})*"
