@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 
 from pipelog.events import Input, Skipped
+from pipelog.findings import Advice, Confidence, Evidence
+from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
 from pipelog.tables.breakdown import PARTS, Breakdown
 from pipelog.tables.bubble import Bubble
@@ -34,8 +36,9 @@ _COLUMNS = {
     "messages": ("step", "source", "target", "gap_ns", "transfer_ns"),
     "timers": ("step",),
     "megatron_timers": ("step",),
+    "checkpoints": ("attempt", "step"),
 }
-_ALWAYS = ("scalars", "memory", "messages_said", "facts", "timers", "megatron_timers")
+_ALWAYS = ("scalars", "memory", "messages_said", "facts", "timers", "megatron_timers", "checkpoints")
 """Frames that are empty, not missing, where a case does not give them."""
 
 
@@ -170,6 +173,21 @@ class Given:
             )
         return made
 
+    def _deaths(self, spec: list[Spec] | None) -> list[Death]:
+        """Verdicts of the attempts, in order."""
+        return [_death(number, dict(given)) for number, given in enumerate(spec or [])]
+
+    def _chosen(self, spec: int | None) -> int:
+        return len(self["deaths"]) - 1 if spec is None else spec
+
+    def _spans(self, spec: Spec | None) -> pd.DataFrame:
+        """Steps of the attempts that made any, by their index."""
+        made = frame({"attempt": [], "first": [], "last": [], "step_ms": math.nan, **(spec or {})})
+        return made.set_index("attempt")[["first", "last", "step_ns"]]
+
+    def _losses(self, spec: Spec | None) -> pd.DataFrame:
+        return frame(spec or {"saved": [math.nan] * len(self["deaths"]), "lost_steps": math.nan})[["saved", "lost_steps"]].astype("Int64")
+
     def _placed(self, spec: Spec | None) -> Any:
         if not spec:
             return table([])
@@ -180,6 +198,14 @@ class Given:
                 for row in rows.to_dict("records")
             ]
         )
+
+
+def _death(number: int, given: Spec) -> Death:
+    """{status, category, ranks, …, evidence = ["file:line"], advice = ["words"]}."""
+    given["confidence"] = Confidence(given.get("confidence", "high"))
+    given["evidence"] = [Evidence(file, int(line)) for file, _, line in (e.rpartition(":") for e in given.get("evidence", []))]
+    given["advice"] = [Advice(action) for action in given.get("advice", [])]
+    return Death(number, **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def _conflicts(spec: Spec) -> list[tuple[str, list[Said]]]:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import pipelog
 import pipelog.detectors
 import pipelog.parsers
+import pipelog.postmortem
 import pipelog.reporters
 import pipelog.tables
 from pipelog.cli import main
@@ -25,7 +26,7 @@ from pipelog.reporters import REPORTERS
 from pipelog.tables import TABLES
 from tests.conftest import FIXTURES, ROOT
 
-for package in (pipelog.parsers, pipelog.tables, pipelog.detectors, pipelog.reporters):
+for package in (pipelog.parsers, pipelog.tables, pipelog.postmortem, pipelog.detectors, pipelog.reporters):
     load(package)
 
 SOURCE = ROOT / "pipelog"
