@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pipelog.parsers._raised import Chain, Frame, Raised
 from pipelog.parsers._traceback_lines import (
     BOX,
     CONNECTORS,
@@ -39,53 +40,17 @@ from pipelog.parsers._traceback_lines import (
 _GAP_OPEN, _GAP_CLOSED, _ABANDONED = 200, 8, 20
 """Lines of something else after which a region ends: where an exception is awaited, where none is; and after which a new traceback means
 that the one before was never finished."""
+_LINKED = 100
+"""Lines after which `During handling of the above exception` waits for no traceback any more."""
 _MOST_LINES = 50_000
 """A region over so many lines of the file ends as soon as no exception is awaited."""
 _MOST_TABLE = 2000
 _MOST_MARGINS = 64
+_MOST_TOGETHER = 256
+"""Tracebacks that are kept in mind where they stand one in another without end, or wait for their first frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame of a traceback and the line it stands on; function is empty where a file could not be read."""
-
-    line: int
-    path: str
-    at: str
-    function: str
-
-
-@dataclass(slots=True)
-class Raised:
-    """An exception: its line, its message from that line on, its frames (outermost first, empty where they are not certain)."""
-
-    line: int
-    text: list[str]
-    depth: int = 0
-    frames: list[Frame] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Chain:
-    """Exceptions that follow from one another, the cause first. line: where the first traceback begins.
-
-    stream: `ignored` (raised where nobody could catch it, the process went on), `logged` (printed by a logger), `repeated` (in a torchrun
-    table, with its rank). first: it is the first traceback of the region, whose line is known to the engine.
-    """
-
-    line: int
-    raised: list[Raised] = field(default_factory=list)
-    stream: str | None = None
-    rank: int | None = None
-    host: str | None = None
-    first: bool = False
-
-    def ordered(self) -> list[Raised]:
-        """The cause first: what stands deepest in a group of exceptions, then in the order of the chain."""
-        return sorted(self.raised, key=lambda raised: -raised.depth)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Begun:
     """A traceback whose exception is still to come. cause: the exception that it goes on from; outer: the one that it is the origin of."""
 
@@ -97,7 +62,7 @@ class _Begun:
     raised: Raised | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Strand:
     """Tracebacks with the same margin. cluster: those begun since none was under way; ended: exceptions that a connector may go on from."""
 
@@ -106,7 +71,8 @@ class _Strand:
     cluster: list[_Begun] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     ended: list[_Begun] = field(default_factory=list)
-    links: list[tuple[Raised, Chain]] = field(default_factory=list)
+    links: list[tuple[Raised, Chain, int]] = field(default_factory=list)
+    mixed: bool = False
     last: Raised | None = None
     structure: int = 0
     folded: str = ""
@@ -145,11 +111,14 @@ class Region:
             known = self._other(number, text)
         if known:
             self._foreign = 0
-            return number - self._first < _MOST_LINES or any(s.open for s in self._strands.values())
+            return number - self._first < _MOST_LINES or self._awaits()
         self._foreign += 1
         if self._table is not None:
             return self._foreign < _MOST_TABLE
-        return self._foreign < (_GAP_OPEN if self._waiting or any(s.open for s in self._strands.values()) else _GAP_CLOSED)
+        return self._foreign < (_GAP_OPEN if self._awaits() else _GAP_CLOSED)
+
+    def _awaits(self) -> bool:
+        return bool(self._waiting) or any(strand.open for strand in self._strands.values())
 
     def close(self) -> None:
         """No more lines: what is still under way was never finished."""
@@ -207,6 +176,8 @@ class Region:
             strand = self._strand("")
         if strand is None:
             self._waiting.append(begun)
+            if len(self._waiting) > _MOST_TOGETHER:
+                self.unfinished.append(self._waiting.pop(0).line)
         else:
             self._attach(strand, begun)
 
@@ -214,24 +185,28 @@ class Region:
         """The exception whose original traceback begins: `Caught … in DataLoader worker process 2.`"""
         if strand is None:
             return None
-        taken = {id(b.outer) for b in strand.cluster}
+        taken = {begun.outer for begun in strand.cluster}
         caught = (b.raised for b in (*strand.ended, *strand.cluster) if b.raised and "Caught " in b.raised.text[0])
-        return next((raised for raised in caught if id(raised) not in taken), None)
+        return next((raised for raised in caught if raised not in taken), None)
 
     def _attach(self, strand: _Strand, begun: _Begun) -> None:
         if strand.open and (self._strict or self._foreign >= _ABANDONED):
             self._settle(strand, over=True)
+        if len(strand.cluster) > _MOST_TOGETHER:
+            done = [other for other in strand.cluster if other.raised]
+            strand.cluster, strand.frames, strand.mixed = [*done[-_MOST_TOGETHER // 4 :], *strand.open], [], True
+        strand.links = [link for link in strand.links if self._count - link[2] <= _LINKED]
         if begun.outer is not None:
             begun.chain = self._chain_of(begun.outer) or begun.chain
         elif strand.links:
-            begun.cause, begun.chain = strand.links.pop(0)
+            begun.cause, begun.chain, _ = strand.links.pop(0)
         strand.open.append(begun)
         strand.cluster.append(begun)
         strand.last = None
         strand.structure = self._count
 
     def _chain_of(self, raised: Raised) -> Chain | None:
-        return next((chain for chain in reversed(self.chains) if any(r is raised for r in chain.raised)), None)
+        return next((chain for chain in reversed(self.chains) if raised in chain.raised), None)
 
     def _frame(self, number: int, match: re.Match[str]) -> bool:
         margin = match["margin"]
@@ -324,10 +299,12 @@ class Region:
         raised = Raised(number, [text], len(strand.margin) if self._group is begun.chain else 0)
         begun.raised = raised
         chain = begun.chain.raised
-        at = next((i for i, r in enumerate(chain) if r is begun.outer), None)
-        if at is None:
-            at = next((i + 1 for i, r in enumerate(chain) if r is begun.cause), len(chain))
-        chain.insert(at, raised)
+        if begun.outer is not None and begun.outer in chain:
+            chain.insert(chain.index(begun.outer), raised)
+        elif begun.cause is not None and begun.cause is not chain[-1] and begun.cause in chain:
+            chain.insert(chain.index(begun.cause) + 1, raised)
+        else:
+            chain.append(raised)
         strand.last = raised
         if text.partition(":")[0].endswith("ChildFailedError"):
             self._table, self._borders, strand.last = Chain(number), 0, None
@@ -341,7 +318,7 @@ class Region:
         raised = [begun.raised for begun in strand.cluster if begun.raised]
         if raised:
             counted = Counter((f.path, f.at, f.function) for f in strand.frames)
-            same = len(raised) == len(strand.cluster) and all(not n % len(raised) for n in counted.values())
+            same = len(raised) == len(strand.cluster) and not strand.mixed and all(not n % len(raised) for n in counted.values())
             if same:
                 first = {(f.path, f.at, f.function): f for f in reversed(strand.frames)}
                 seen = list(strand.frames) if len(raised) == 1 else [first[key] for key in counted]
@@ -353,18 +330,18 @@ class Region:
         if over:
             strand.open = []
         if not strand.open:
-            strand.cluster, strand.frames = [], []
+            strand.cluster, strand.frames, strand.mixed = [], [], False
 
     def _connect(self, strand: _Strand) -> bool:
         """An exception of the last ones goes on: the first that does not yet."""
         done = [begun for begun in (*strand.ended, *strand.cluster) if begun.raised]
-        taken = {id(b.cause) for b in (*strand.cluster, *strand.ended)} | {id(raised) for raised, _ in strand.links}
+        taken = {begun.cause for begun in (*strand.cluster, *strand.ended)} | {raised for raised, _, _ in strand.links}
         for begun in done:
             raised = begun.raised
             if raised is not None and begun.outer is not None and _class(raised) == _class(begun.outer):
                 raised = begun.outer  # the worker's own chain is complete: what goes on is what was made of it
-            if raised is not None and id(raised) not in taken:
-                strand.links.append((raised, begun.chain))
+            if raised is not None and raised not in taken:
+                strand.links.append((raised, begun.chain, self._count))
                 break
         strand.last = None
         return bool(done)

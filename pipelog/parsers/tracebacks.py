@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator
 
 from pipelog.events import Skipped
+from pipelog.parsers._raised import Chain, Frame, Raised
 from pipelog.parsers._traceback_lines import IGNORED, MARK, UNTRACED
-from pipelog.parsers._traceback_region import Chain, Frame, Raised, Region
+from pipelog.parsers._traceback_region import Region
 from pipelog.parsing import Block, Row, block
 
 _MOST_CHARACTERS = 2000
