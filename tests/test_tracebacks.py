@@ -154,7 +154,8 @@ def test_each_region_is_read_once_under_every_prefix(prefix: str) -> None:
     ],
 )
 def test_a_mark_in_quotes_is_no_traceback(line: str) -> None:
-    assert not read(f'{line}\n  File "x.py", line 3, in f\n    f()\nValueError: x\n')
+    """In a log of plain lines; where every line is such JSON, it is Docker's."""
+    assert not read(f'starting\n{line}\n  File "x.py", line 3, in f\n    f()\nValueError: x\n')
 
 
 def test_a_rank_of_another_rank_s_line_is_not_taken() -> None:

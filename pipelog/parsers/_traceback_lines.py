@@ -59,6 +59,7 @@ def is_quoted(before: str) -> bool:
 
 
 def is_quoted_after(after: str) -> bool:
+    """Whether the string that holds the mark goes on or ends behind it."""
     return after.removeprefix(":").lstrip().startswith(("\\n", '"', "'", "`", ",", ")"))
 
 

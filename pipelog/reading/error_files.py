@@ -38,7 +38,7 @@ def read_error_file(source: Source) -> tuple[pa.Table, Input]:
     """
     given = Input(source.shown, "log", source.bytes)
     stream = Stream(source.path)
-    data = b"".join(stream.text())[:_LARGEST]
+    data = b"".join(stream.text(unwrap=False))[:_LARGEST]
     given.skipped += stream.trouble
     try:
         document = json.loads(data)

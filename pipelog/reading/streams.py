@@ -57,15 +57,15 @@ class Stream:
                 while piece := file.read(_READ):
                     yield piece
 
-    def text(self) -> Iterator[bytes]:
-        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), without Docker's JSON around its lines, else unchanged."""
+    def text(self, *, unwrap: bool = True) -> Iterator[bytes]:
+        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), else unchanged; unwrap: without Docker's JSON around its lines."""
         pieces = self.pieces()
         first = next(pieces, b"")
         marked = _UTF16.get(first[:2])
         coding = marked or _unmarked(first[:4096])
         if coding is None:
             first = first.removeprefix(codecs.BOM_UTF8)
-            yield from _unwrapped(itertools.chain([first], pieces)) if _WRAPPED.match(first) else itertools.chain([first], pieces)
+            yield from _unwrapped(itertools.chain([first], pieces)) if unwrap and _WRAPPED.match(first) else itertools.chain([first], pieces)
             return
         decoder = codecs.getincrementaldecoder(coding)("replace")
         yield decoder.decode(first[2:] if marked else first).encode()
