@@ -157,9 +157,9 @@ def test_one_step_of_all_ranks_clears_no_change_over_steps() -> None:
 
 
 def figures(report: Report) -> list[Any]:
-    """Ratios of a report."""
+    """Ratios of the pipeline phase."""
     metrics = report.metrics
-    shares = [p["share"] for name in ("phase_breakdown", "step_breakdown") for p in metrics[name]]
+    shares = [p["share"] for p in metrics["phase_breakdown"]]
     return [metrics["bubble"]["measured"], metrics["stage_imbalance"]["value"], *(s["bubble"] for s in metrics["bubble"]["per_stage"]), *shares]
 
 

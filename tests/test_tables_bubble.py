@@ -97,6 +97,14 @@ def test_without_stage_0_and_without_a_whole_replica_nothing_is_measured(keep: s
         found["trace_bubble"]
 
 
+def test_traces_under_the_map_of_another_job_tell_nothing() -> None:
+    """Two stages and two replicas (0 talks to 2, 1 to 3), beside a log whose four ranks are four stages."""
+    made = of_traces(traces(Pipeline(p=2, m=4, replicas=2)), topology_map(4))
+    with pytest.raises(CannotTell, match="log and traces are of two jobs"):
+        made["stage_time"]
+    assert made["bubble"].measured is None
+
+
 def test_traces_without_passes_say_what_to_record() -> None:
     with pytest.raises(CannotTell, match="record torch profiler traces"):
         tables(topology_map(4))["stage_time"]

@@ -50,8 +50,9 @@ def table(name: str, *, needs: tuple[str, ...]) -> Callable[[Callable[..., Any]]
 class Tables:
     """All tables of one set of events, computed when first asked for. A failure is kept too, and raised to all who ask."""
 
-    def __init__(self, events: Events, attempt: int | None = None) -> None:
-        self._known: dict[str, Any] = {"events": events.table, "inputs": events.inputs, "wanted_attempt": attempt, "tables": self}
+    def __init__(self, events: Events, attempt: int | None = None, shared: dict[str, Any] | None = None) -> None:
+        known = {"events": events.table, "inputs": events.inputs}
+        self._known: dict[str, Any] = {**known, **(shared or {}), "wanted_attempt": attempt, "tables": self}
         self._failed: dict[str, Exception] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -78,11 +79,7 @@ class Tables:
 
     def of_attempt(self, number: int) -> Tables:
         """The same tables of another attempt; what is the same for all attempts is shared."""
-        other = Tables.__new__(Tables)
-        shared = {name: self[name] for name in ("events", "inputs", "attempts", "rows")}
-        other._known = {**shared, "wanted_attempt": number, "tables": other}
-        other._failed = {}
-        return other
+        return Tables(Events(self["events"], self["inputs"]), number, {name: self[name] for name in ("attempts", "rows")})
 
     def computed(self) -> dict[str, Any]:
         """Those computed so far, by name."""

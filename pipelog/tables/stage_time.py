@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipelog.tables import CannotTell, table, union_ns
 from pipelog.tables.clock import Clocks
-from pipelog.tables.device_work import COMPUTE, DeviceTrace
+from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
 from pipelog.tables.topology import Topology
 
@@ -26,6 +26,7 @@ def stage_time(
     """
     if not len(instructions):
         raise CannotTell("no trace shows the passes of a stage: record torch profiler traces of every rank (CPU activities, with_stack=True is best)")
+    _check(host_traces, device_traces, topology)
     traces = {t.file: t for t in host_traces}
     rows = []
     for (rank, window), mine in instructions.groupby(["rank", "window"], sort=True):
@@ -41,6 +42,25 @@ def stage_time(
     found["recorded"] = found.groupby(["step", "replica"])["stage"].transform("nunique")
     found["complete"] = (found["recorded"] == (topology.pp or 0)) & found.groupby(["step", "replica"])["tied"].transform("all")
     return _phases(found)
+
+
+def _check(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], topology: Topology) -> None:
+    """Ranks that exchange messages are neighbours in the pipeline (or its ends, with interleaving); else the map is another job's."""
+    last = (topology.pp or 1) - 1
+    stage_of = dict(zip(topology.ranks["rank"], topology.ranks["stage"], strict=True)) if len(topology.ranks) else {}
+    for trace in host_traces:
+        here = stage_of.get(trace.rank)
+        device = device_traces.get(trace.file)
+        peers = trace.peer[np.isin(trace.kind, ("send", "recv"))]
+        peers = peers if device is None else np.concatenate((peers, device.peer[np.isin(device.group, (SEND, RECEIVE))]))
+        for peer in np.unique(peers[peers >= 0]).tolist():
+            there = stage_of.get(peer)
+            if here is None or there is None or pd.isna(here) or pd.isna(there) or abs(here - there) == 1 or {int(here), int(there)} == {0, last}:
+                continue
+            raise CannotTell(
+                f"rank {trace.rank} exchanges messages with rank {peer}, but the stages that the log states ({here} and {there}) are no neighbours: "
+                "log and traces are of two jobs"
+            )
 
 
 def _of_window(

@@ -159,7 +159,7 @@ def _from_groups(facts: pd.DataFrame) -> pd.DataFrame:
     table_ = pd.DataFrame(list(found.values()), columns=columns)
     if not len(table_) or table_["stage"].isna().any():
         return table_.iloc[:0]
-    return table_.astype({c: "Int64" for c in ("rank", "stage", "replica", "tensor", "line")})
+    return table_.astype(dict.fromkeys(("rank", "stage", "replica", "tensor", "line"), "Int64"))
 
 
 def _from_messages(here: pa.Table) -> dict[int, int]:
