@@ -61,20 +61,20 @@ def test_every_rank_s_engine_line_begins_no_attempt_of_its_own() -> None:
 def test_messages_before_the_engine_are_no_work() -> None:
     """A warning between the launcher's line and the engine's line, and between two engines' lines."""
     made = tables(
-        [start(), {"kind": "message", "name": "warning"}, start("engine"), {"kind": "message", "name": "warning"}, start("engine"), step(1)]
+        [start(), {"kind": "error", "name": "level"}, start("engine"), {"kind": "error", "name": "level"}, start("engine"), step(1)]
     )
     assert made["attempts"].count == 1
 
 
 def test_a_crash_before_any_step_ends_an_attempt() -> None:
-    made = tables([start(), {"kind": "message", "name": "traceback"}, {"kind": "end", "name": "exit-code", "value": 1.0}, start(), step(1)])
+    made = tables([start(), {"kind": "error", "name": "python-exception"}, {"kind": "end", "name": "exit-code", "value": 1.0}, start(), step(1)])
     assert made["attempts"].count == 2
     assert made["chosen"] == 1
 
 
 def test_a_traceback_before_the_launcher_is_no_start() -> None:
     """The job script tries an import first, which fails, and starts the job all the same."""
-    made = tables([{"kind": "message", "name": "traceback"}, start(), start("node"), step(1), step(2)])
+    made = tables([{"kind": "error", "name": "python-exception"}, start(), start("node"), step(1), step(2)])
     assert made["attempts"].count == 1
 
 
@@ -157,7 +157,7 @@ def test_a_file_of_the_first_start_alone_stays_there() -> None:
         *[at(0, line=1), start(line=2), step(1, line=3), at(100, line=4), at(1000, line=5), start(line=6), step(1, line=7), at(1100, line=8)],
         *[
             at(3, file="rank3.log", line=1),
-            {"kind": "message", "name": "traceback", "file": "rank3.log", "line": 2},
+            {"kind": "error", "name": "python-exception", "file": "rank3.log", "line": 2},
             at(90, file="rank3.log", line=3),
         ],
     ]
@@ -178,7 +178,7 @@ def test_without_times_the_last_of_many_files_counts_its_own_pieces() -> None:
 
 def test_the_last_attempt_that_trained_is_chosen() -> None:
     """The third start died before any step: figures speak of the second."""
-    rows = [start(), step(1), start(), step(1), step(2), start(), {"kind": "message", "name": "traceback"}]
+    rows = [start(), step(1), start(), step(1), step(2), start(), {"kind": "error", "name": "python-exception"}]
     made = tables(rows)
     assert made["attempts"].count == 3
     assert made["chosen"] == 1

@@ -15,7 +15,7 @@ def end(name: str, value: float | None = None, **more: Any) -> Row:
 
 
 def traceback(text: str = "Traceback …\nValueError: x", **more: Any) -> Row:
-    return {"kind": "message", "name": "traceback", "text": text, **more}
+    return {"kind": "error", "name": "python-exception", "text": text, **more}
 
 
 def spawned(*pids: int) -> list[Row]:

@@ -12,6 +12,16 @@ from pipelog.tables.topology import Topology, said
 
 
 @dataclass(frozen=True, slots=True)
+class Whom:
+    """Those who began it, as far as that can be told, and why they are thought to be the ones."""
+
+    ranks: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """The initiating line, whom it names, and the job around it. Unknown is null."""
 

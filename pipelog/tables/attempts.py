@@ -13,7 +13,9 @@ from pipelog.events import Input
 from pipelog.tables import frame, of_kind, table
 
 _STRONG = frozenset({"launcher", "torchrun", "restart"})
-_ACTIVITY = ("step", "progress", "iteration", "end", "message")
+_ACTIVITY = ("step", "progress", "iteration", "end", "error")
+_DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-fault", "fatal-python"})
+"""Errors that are a sign that something ran and broke: warnings and words are not."""
 _STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
 _ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
 _GAP_NS = 120 * 10**9
@@ -41,7 +43,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     """
     logs = [i.path for i in inputs if i.kind == "log"]
     rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "file", "line", "start_ns"))
-    rows = rows.sort_values(["file", "line"], kind="stable")
+    rows = rows[(rows["kind"] != "error") | rows["name"].isin(_DEADLY)].sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
     times = _times(events)
     pieces = []
@@ -76,7 +78,7 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
             begun = True
             continue
         strong = True
-        weak = weak or kind != "message"
+        weak = weak or kind != "error"
         if kind == "step" and not pd.isna(step):
             if int(step) < last_step.get(name, -1):
                 cuts.append(int(line))

@@ -21,8 +21,10 @@ _SCHEDULER = {
     "k8s-deadline": ("time-limit", "scheduler.time-limit"),
     "k8s-preempted": ("preempted", "scheduler.preempted"),
 }
-_STOPPED = re.compile(r"^(KeyboardInterrupt|SystemExit)")
-_BY_SIGNAL = frozenset({-15, -2, 143, 130})
+_BY_HAND = re.compile(r"^KeyboardInterrupt")
+_STOPPED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|[\w.]*SignalException)")
+"""Exceptions that a signal from outside raises."""
+_BY_SIGNAL = frozenset({-15, -2, -1, 143, 130, 129})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,19 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
     order = {i.path: n for n, i in enumerate(inputs)}
     found = frame(
         rows,
-        ("end", "message", "process", "step", "iteration"),
+        ("end", "error", "process", "step", "iteration"),
         ("kind", "name", "attempt", "step", "value", "host", "file", "line", "text", "start_ns"),
     )
+    found = found[(found["kind"] != "error") | (found["name"] == "python-exception")]
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
-    return [_of_attempt(n, found[found["attempt"] == n], last=n == attempts.count - 1) for n in range(attempts.count)]
+    of = {int(n): mine for n, mine in found.dropna(subset=["attempt"]).groupby("attempt")}
+    return [_of_attempt(n, of.get(n, found.iloc[:0]), last=n == attempts.count - 1) for n in range(attempts.count)]
 
 
 def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     ends = rows[rows["kind"] == "end"]
-    traces = rows[(rows["kind"] == "message") & (rows["name"] == "traceback")]
+    traces = rows[rows["kind"] == "error"]
     work = rows[rows["kind"].isin(["step", "iteration"])]
     uncaught = _after_work(traces, work, rows)
     own = uncaught[~uncaught["text"].fillna("").str.match(_STOPPED.pattern)]
@@ -78,10 +82,11 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
             status, category = _SCHEDULER[row["name"]]
             return _ending(number, status, row, category)
     successes = ends[ends["name"] == "exit-success"]
+    signals = ends[ends["name"] == "signal"]
     if len(bad) and not len(done):
         stopped = len(uncaught) and not len(own)
         if stopped or (bad["value"].isin(_BY_SIGNAL).all() and not len(own)):
-            return _ending(number, "cancelled", (uncaught if len(uncaught) else bad).iloc[0], "scheduler.cancelled")
+            return _stopped(number, uncaught, signals, bad)
         return _ending(number, "failed", (own if len(own) else bad).iloc[0])
     spawned = rows[(rows["kind"] == "process") & (rows["name"] == "spawned")]["value"].nunique()
     if len(successes) and len(successes["value"].unique()) >= spawned:
@@ -90,9 +95,8 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         return _ending(number, "completed", done.iloc[-1])
     if len(own):
         return _ending(number, "failed", own.iloc[0])
-    signals = ends[ends["name"] == "signal"]
     if len(uncaught) or len(signals):
-        return _ending(number, "cancelled", (uncaught if len(uncaught) else signals).iloc[0], "scheduler.cancelled")
+        return _stopped(number, uncaught, signals, bad)
     said = ends[ends["name"].isin(["script-done", "exiting"])]
     if len(said):
         return _ending(number, "completed", said.iloc[-1])
@@ -100,6 +104,17 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     if len(planned) and (planned["step"] >= planned["value"]).any():
         return _ending(number, "completed", planned.iloc[-1])
     return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
+
+
+def _stopped(number: int, uncaught: pd.DataFrame, signals: pd.DataFrame, bad: pd.DataFrame) -> Ending:
+    """Ended from outside: from the keyboard it was somebody; of any other signal the files do not tell who sent it."""
+    by_hand = uncaught[uncaught["text"].fillna("").str.match(_BY_HAND.pattern)]
+    interrupt = pd.concat([signals[signals["value"].isin([2, -2])], bad[bad["value"].isin([-2, 130])]])
+    by_hand = by_hand if len(by_hand) else interrupt
+    if len(by_hand):
+        return _ending(number, "cancelled", by_hand.iloc[0], "scheduler.cancelled")
+    row = next(rows.iloc[0] for rows in (signals, uncaught, bad) if len(rows))
+    return _ending(number, "cancelled", row, "killed")
 
 
 def _after_work(traces: pd.DataFrame, work: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,134 @@
+"""The role of every error in the end of an attempt: initiating, cascade, teardown or benign, with the reason."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pipelog._text import count
+from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
+from pipelog.postmortem.wording import filled
+from pipelog.tables.ending import Ending
+
+_TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 1, Strength.TIMEOUT: 1, Strength.ECHO: 2, Strength.WORD: 3}
+"""Within a tier the earliest decides: a signal before a timeout is its cause, one after it its consequence."""
+_SURVIVED = 2
+"""Steps made after an error from which on it was survived: one line may have been under way when it came."""
+_MOST_GROUPS = 60
+_FATAL = frozenset({"python-exception", "cpp-terminate", "nccl-abort", "fatal-python"})
+"""Rows after which a process is gone, whether a launcher says so or not."""
+
+
+def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.DataFrame:
+    """The errors with `why`; those after which training went on are benign."""
+    roles = errors.copy()
+    roles["why"] = ""
+    work = work.dropna(subset=["step"])
+    for file, unordered in work.groupby("file"):
+        spots = np.flatnonzero((roles["file"] == file).to_numpy() & (roles["strength"] != int(Strength.SIGNAL)).to_numpy())
+        if not len(spots):
+            continue
+        mine = unordered.sort_values("line")
+        steps = mine["step"].to_numpy(dtype=np.int64)
+        stamps = np.fmax.accumulate(mine["start_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan))
+        after = np.searchsorted(mine["line"].to_numpy(), roles["line"].to_numpy()[spots], side="right")
+        # what was held back in a buffer bears an earlier time than what was written before it
+        held = roles["since_ns"].to_numpy(dtype=float)[spots]
+        known = np.nan_to_num(stamps, nan=np.inf if np.isnan(stamps).all() else -np.inf)
+        after = np.where(np.isnan(held), after, np.maximum(after, np.searchsorted(known, held)))
+        went_on = _distinct_from(steps)[after]
+        for place, steps_after in zip(roles.index[spots], went_on.tolist(), strict=True):
+            if steps_after >= _SURVIVED or (steps_after and ending.status == "completed"):
+                roles.loc[place, ["role", "why"]] = [Role.BENIGN.value, f"training went on: {count(steps_after, 'step line')} after it"]
+    return roles
+
+
+def _distinct_from(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many different steps stand at each place and behind it, and none behind the last: one number more than steps."""
+    _, back = np.unique(steps[::-1], return_index=True)
+    lasts = np.zeros(len(steps) + 1, dtype=np.int64)
+    lasts[len(steps) - 1 - back] = 1
+    return lasts[::-1].cumsum()[::-1]
+
+
+def primary_of(roles: pd.DataFrame, *, bad_end: bool, weakest: Strength = Strength.TIMEOUT) -> int | None:
+    """Place of the line that began it: of the strongest tier that there is, the earliest."""
+    found = _earliest(roles[roles["role"] == Role.INITIATING.value], weakest)
+    if weakest is not Strength.TIMEOUT:
+        return found
+    if found is None and bad_end:  # nothing else explains the end: an error that seemed survived, held-back lines behind it
+        found = _earliest(
+            roles[(roles["role"] == Role.BENIGN.value) & (roles["why"] != "") & (roles["name"] == "python-exception")], Strength.SYMPTOM, last=True
+        )
+    if found is None:
+        echoes = roles[roles["role"] == Role.CASCADE.value]
+        found = _earliest(echoes if bad_end else echoes[echoes["name"].isin(_FATAL)], Strength.ECHO)
+    if found is None and bad_end:
+        found = _earliest(roles[roles["role"].isin([Role.INITIATING.value, Role.CASCADE.value])], Strength.WORD)
+    return found
+
+
+def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> int | None:
+    rows = rows[rows["strength"] <= int(weakest)]
+    if not len(rows):
+        return None
+    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()})
+    rows = rows[tier == tier.min()]
+    several = len(set(rows["file"])) > 1
+    if (rows["name"] == "child-root-cause").any():  # of its children an agent knows which one it saw first
+        rows = rows[rows["name"] != "child-failed"]
+    when = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    when = np.where(np.isnan(when), rows["since_ns"].to_numpy(dtype=float), when)
+    ranked = rows.assign(_when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
+    ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
+    return int(ranked.index[-1 if last else 0])
+
+
+def alike(roles: pd.DataFrame, first: pd.Series) -> pd.DataFrame:
+    """The first line and those of other ranks that say the same, but for numbers."""
+    mine = roles[(roles["error"] == first["error"]) & (roles["name"] == first["name"]) & (roles["role"] == first["role"])]
+    form = mine["text"].map(_form)
+    same = mine[form == _form(first["text"])]
+    return pd.concat([same.loc[[first.name]], same.drop(index=first.name)])
+
+
+def _form(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "#", text.partition("\n")[0])
+
+
+def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) -> pd.DataFrame:
+    """Everything that the first line explains follows from it."""
+    rest = roles.index.difference(same)
+    begins = roles.index.isin(rest) & (roles["role"] == Role.INITIATING.value)
+    roles.loc[begins, ["role", "why"]] = [Role.CASCADE.value, f"after the first error ({kind.name}, {first['file']}:{first['line']})"]
+    roles.loc[same, ["role", "why"]] = [Role.INITIATING.value, "the earliest of the lines that explain most"]
+    follows = roles.index.isin(rest) & (roles["role"] == Role.CASCADE.value) & (roles["why"] == "")
+    roles.loc[follows, "why"] = "what others notice when one is gone"
+    ends = roles.index.isin(rest) & (roles["role"] == Role.TEARDOWN.value) & (roles["why"] == "")
+    roles.loc[ends, "why"] = "taken down with the rest"
+    return roles
+
+
+def consequences_of(roles: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+    """Cascade and teardown, grouped by what they are: how many lines, of which ranks, the first of them."""
+    rest = roles[roles["role"].isin([Role.CASCADE.value, Role.TEARDOWN.value])]
+    out = []
+    for (role, error), mine in rest.groupby(["role", "error"], sort=False):
+        row = mine.iloc[0]
+        says = KINDS[str(error)].says
+        out.append(
+            {
+                "what": filled(says, KINDS[str(error)], row["said"]),
+                "role": role,
+                "count": len(mine),
+                "ranks": sorted(set(mine["rank"].dropna().astype(int).tolist())),
+                "file": row["file"],
+                "line": int(row["line"]),
+                "text": None,
+            }
+        )
+    return tuple(out[:_MOST_GROUPS])

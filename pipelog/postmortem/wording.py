@@ -1,0 +1,63 @@
+"""Titles of verdicts: who, and what happened to whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from pipelog._text import listed
+from pipelog.postmortem.case import Whom
+from pipelog.postmortem.kinds import Kind
+from pipelog.tables.topology import Topology
+
+
+def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> str:
+    """One sentence: who, what, and why they are thought to be the ones."""
+    who, tail = subject(whom, topology), f"; {whom.why}" if whom.why else ""
+    if kind.category == "hang":
+        waited = {"timeout-gloo": "a p2p or collective call timed out", "timeout-nccl": _call(first)}.get(kind.name, "the run hangs")
+        if whom.ranks:
+            return f"{who} {'is' if len(whom.ranks) == 1 else 'are'} waited for: {waited}{tail}"
+        return f"The run hangs: {waited}{tail or '; who is missing cannot be told'}"
+    if kind.name == "rendezvous" and whom.ranks:
+        return f"{who} never came to the rendezvous{tail}"
+    return f"{'The job' if kind.job else who} {filled(kind.says, kind, first['said'])}{tail}"
+
+
+def _call(first: pd.Series) -> str:
+    op = first["stream"] if isinstance(first["stream"], str) else None
+    seq = "" if pd.isna(first["value"]) else f" {int(first['value'])}"
+    waited = "" if pd.isna(first["dur_ns"]) else f" after {int(first['dur_ns']) // 10**9} s"
+    return f"{op or 'a call'}{seq} timed out{waited}"
+
+
+def subject(whom: Whom, topology: Topology) -> str:
+    """Rank 7 (stage 3, replica 1, node-3)."""
+    ranks, stages, hosts = whom.ranks, whom.stages, whom.hosts
+    if not ranks:
+        return f"A rank on {listed(hosts)}" if hosts else "A rank (the log does not say which)"
+    if topology.world_size and len(ranks) == topology.world_size > 1:
+        return f"All {len(ranks)} ranks"
+    inside = []
+    if stages and (topology.pp or 0) > 1:
+        inside.append(f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}")
+    if len(ranks) == 1 and (topology.dp or 0) > 1:
+        mine = topology.ranks.loc[topology.ranks["rank"] == ranks[0], "replica"].dropna()
+        inside += [f"replica {int(mine.iloc[0])}"] if len(mine) else []
+    if hosts and len(hosts) < 4:
+        inside.append(listed(hosts))
+    where = f" ({', '.join(inside)})" if inside else ""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}{where}"
+
+
+def filled(says: str, kind: Kind, text: str) -> str:
+    """What a kind says, with the groups of its pattern, `{line}` and `{matched}` from the text of the row."""
+    match = kind.pattern.search(text)
+    groups: dict[str, Any] = {k: v or "" for k, v in match.groupdict().items()} if match else {}
+    line = text.partition("\n")[0].strip()
+    groups |= {"line": line if len(line) <= 160 else line[:159] + "…", "matched": " ".join(match.group(0).split())[:80] if match else line[:80]}
+    try:
+        return says.format(**groups)
+    except (KeyError, IndexError):
+        return says
