@@ -4,6 +4,7 @@
     step 290, loss: 0.1834, lr: 0.0001
     {'loss': 2.1177, 'learning_rate': 0.0001874402217563114, 'epoch': 0.28}          Hugging Face Trainer: says no step
     {'eval_loss': 2.0713, 'eval_runtime': 12.8, 'epoch': 0.28}
+    step:   120 /  1000 loss: 0.4137 iter time (s): 2.310 samples/sec: 1.732 eta: 38m12s           diffusion-pipe, qlora-pipe: DeepSpeed's step line
 
 Read are loss, learning rate and gradient norm; what else stands in such a line means something else in every script.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelog.parsing import Records, Rows, records
+from pipelog.parsing import Records, Rows, lines, records
 
 _NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)"
 _TRAINER = (("loss", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "learning_rate"))
@@ -46,3 +47,18 @@ def trainer(found: Records) -> Iterator[Rows]:
 def evaluation(found: Records) -> Iterator[Rows]:
     """The loss of an evaluation of Hugging Face's Trainer."""
     yield found.rows("scalar", "eval_loss", value=found.float("loss"))
+
+
+# [2024-05-27 12:00:04.110] [INFO] [qlora-pipe] step:    10 /   640 loss: 1.2034 iter time (s): 3.210 samples/sec: 4.984 eta (h): 0.562
+@lines(
+    "pipe-step",
+    mark=(" eta: ", " eta (h): "),
+    pattern=rf"^(?:.*[\]|:>] ?)?step: +(?P<step>\d{{1,9}}) / +(?P<total>\d{{1,9}}) loss: (?P<loss>{_NUMBER}) iter time \(s\): (?P<seconds>{_NUMBER}) samples/sec: (?P<rate>{_NUMBER}) eta",
+)
+def pipe_step(found: Records) -> Iterator[Rows]:
+    """Give a step of a DeepSpeed pipeline engine whose step line was replaced: the time is the mean over steps_per_print steps, as there."""
+    step = found.int("step")
+    yield found.rows("step", "deepspeed", step=step, dur_ns=found.seconds("seconds"))
+    yield found.rows("iteration", "deepspeed", step=step, value=found.float("total"), text="loss samples_per_s")
+    yield found.rows("scalar", "loss", step=step, value=found.float("loss"))
+    yield found.rows("scalar", "samples_per_s", step=step, value=found.float("rate"))
