@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 
@@ -12,7 +13,10 @@ def percent(share: float) -> str:
 
 
 def seconds(ns: float) -> str:
-    """A duration given in ns with a fitting unit and three digits."""
+    """A duration given in ns with a fitting unit and three digits: seconds up to ten minutes, minutes up to three hours."""
+    for unit, size, least in (("h", 3600e9, 3.0), ("min", 60e9, 10.0)):
+        if abs(ns) >= least * size:
+            return f"{digits(ns / size)} {unit}"
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size:
             return f"{digits(ns / size)} {unit}"
@@ -31,6 +35,26 @@ def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     magnitude = abs(value)
     return f"{value:,.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+
+
+def figure(value: float) -> str:
+    """A number without a unit, such as a loss: four significant digits, and no exponent from 0.000001 up to a thousand billions."""
+    magnitude = abs(value)
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if not 1e-6 <= magnitude < 1e15:
+        power = math.floor(math.log10(magnitude))
+        return f"{value / 10.0**power:.2f} x 10^{power}"
+    if magnitude >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:.{3 - math.floor(math.log10(magnitude))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def power(value: float) -> str:
+    """A loss scale: powers of two from 2^17 on as such, since these are what fp16 uses; else as a figure."""
+    exponent = math.log2(value) if value > 0 else 0.0
+    return f"2^{exponent:.0f}" if exponent >= 17 and exponent.is_integer() else figure(value)
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

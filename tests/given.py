@@ -27,7 +27,6 @@ _WORDS = ("name", "file", "text", "host", "kind")
 _COLUMNS = {
     "scalars": ("name", "step", "value"),
     "memory": ("rank", "stage", "step", "allocated", "max_allocated", "reserved", "max_reserved"),
-    "messages_said": ("name", "rank", "stage", "host", "text", "start_ns"),
     "facts": ("name", "value", "text", "rank"),
     "peers": ("step", "stage", "rank", "replica", "compute_ns", "peer_ns", "ratio"),
     "collectives": ("step", "name", "ranks", "own_ns", "wait_ns", "share"),
@@ -38,7 +37,7 @@ _COLUMNS = {
     "megatron_timers": ("step",),
     "checkpoints": ("attempt", "step"),
 }
-_ALWAYS = ("scalars", "memory", "messages_said", "facts", "timers", "megatron_timers", "checkpoints")
+_ALWAYS = ("scalars", "memory", "facts", "timers", "megatron_timers", "checkpoints")
 """Frames that are empty, not missing, where a case does not give them."""
 
 

@@ -199,3 +199,25 @@ def test_schedule_of_a_pipeline(virtual: int | None, schedule: str) -> None:
 
 def test_one_stage_has_no_pipeline_schedule() -> None:
     assert config(*topology_map(1, 4)).schedule is None
+
+
+# ---- iteration lines
+
+
+def iterations(*sizes: float) -> list[Row]:
+    return [{"kind": "scalar", "name": "global_batch_size", "step": n, "value": s, "line": 10 + n} for n, s in enumerate(sizes, 1)]
+
+
+def test_the_global_batch_of_iteration_lines_is_the_train_batch() -> None:
+    """96 samples a step; 4 a micro-batch and 2 replicas: 12 micro-batches."""
+    found = config(*iterations(96.0, 96.0), fact("config.train_micro_batch_size_per_gpu", 4), fact("topology.dp", 2))
+    assert (found.train_batch_size, found.micro_batches) == (96, 12)
+    assert found.said["train_batch_size"].line == 11
+
+
+def test_a_batch_that_grows_is_no_train_batch() -> None:
+    assert config(*iterations(32.0, 64.0)).train_batch_size is None
+
+
+def test_what_a_file_states_is_believed_before_iteration_lines() -> None:
+    assert config(*iterations(96.0), fact("args.global_batch_size", 128)).train_batch_size == 128

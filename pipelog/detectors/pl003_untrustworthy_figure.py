@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import count, percent
+from pipelog._text import count, figure, percent
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, Tables, frame
 from pipelog.tables.config import Config
@@ -63,7 +63,7 @@ def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
     negative = scale[scale["value"] < 0]
     if len(negative) >= lines:
         yield _figure(
-            f"the loss scale reads {negative['value'].iloc[0]:g} on {count(len(negative), 'line')}: the engine does not fill it in",
+            f"the loss scale reads {figure(negative['value'].iloc[0])} on {count(len(negative), 'line')}: the engine does not fill it in",
             negative,
             "read the loss scale from DeepSpeed's own overflow lines",
         )
@@ -93,7 +93,7 @@ def _still(scalars: pd.DataFrame, tables: Tables, lines: int, alone: int) -> Ite
         return
     why = ": it is not updated when steps are skipped" if counted else ""
     yield _figure(
-        f"the gradient norm stands at {tail['value'].iloc[0]:g} on the last {len(tail)} lines while the loss moves{why}",
+        f"the gradient norm stands at {figure(tail['value'].iloc[0])} on the last {len(tail)} lines while the loss moves{why}",
         tail,
         "compare with the counter of skipped steps" if counted else "read the norm from the engine (engine.get_global_grad_norm())",
     )
@@ -169,7 +169,9 @@ def _untimed(tables: Tables, config: Config, limit: float) -> Iterator[Finding]:
     if "fwd_ns" not in timers and "fwd_microstep_ns" not in timers:
         return
     pair = ("fwd_ns", "bwd_ns") if "fwd_ns" in timers else ("fwd_microstep_ns", "bwd_microstep_ns")
-    used = timers.iloc[1:] if len(timers) > 1 else timers
+    used = timers.iloc[1:]  # the first interval holds warm-up
+    if not len(used):
+        return
     names = [*pair, "pipe_send_output_ns", "pipe_recv_grad_ns", "batch_input_ns", "step_ns" if "step_ns" in timers else "step_microstep_ns"]
     covered = sum((used[n].fillna(0) for n in names if n in used), start=pd.Series(0.0, index=used.index))
     share = float((1 - covered / used["iter_ns"]).median())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipelog._text import figure
 from pipelog.events import Input
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, detector
 from pipelog.tables import CannotTell
@@ -42,4 +43,6 @@ def _spelt(values: list[Said]) -> str:
 
 
 def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() else figure(value)

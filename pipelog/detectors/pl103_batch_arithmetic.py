@@ -16,9 +16,10 @@ import re
 from collections.abc import Iterator
 
 import pandas as pd
+import pyarrow as pa
 
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, cite, detector
-from pipelog.tables import CannotTell
+from pipelog.tables import CannotTell, frame
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps
 from pipelog.tables.topology import Topology
@@ -26,10 +27,12 @@ from pipelog.tables.topology import Topology
 _ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size (\d+) != (\d+) \* (\d+) \* (\d+)")
 
 
-@detector("PL103", "batch-arithmetic", needs=("config", "topology", "messages_said", "facts", "steps"))
-def batch_arithmetic(config: Config, topology: Topology, messages_said: pd.DataFrame, facts: pd.DataFrame, steps: Steps) -> Iterator[Finding]:
+@detector("PL103", "batch-arithmetic", needs=("config", "topology", "placed", "facts", "steps"))
+def batch_arithmetic(config: Config, topology: Topology, placed: pa.Table, facts: pd.DataFrame, steps: Steps) -> Iterator[Finding]:
     """One finding: from the assertion, or from the values."""
-    refused = messages_said[[_ASSERTION.search(t or "") is not None for t in messages_said["text"]]]
+    raised = frame(placed, ("error",), ("name", "text", "file", "line"))
+    raised = raised[raised["name"] == "python-exception"]
+    refused = raised[[_ASSERTION.search(t or "") is not None for t in raised["text"]]]
     advice = (Advice("leave one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps out; DeepSpeed derives it"),)
     if len(refused):
         match = _ASSERTION.search(refused["text"].iloc[0])

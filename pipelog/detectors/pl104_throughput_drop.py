@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from pipelog._text import percent, seconds
+from pipelog._text import count, percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell
 from pipelog.tables.steps import Steps, series
@@ -28,7 +28,11 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
     rows = steps.measured()
     least = int(at_least)
     if steps.source == "trace" or len(rows) < 2 * least:
-        raise CannotTell(f"{len(rows)} step times were printed; a lasting change needs {2 * least} or more")
+        printed = len(steps.rows.dropna(subset=["dur_ns"]))
+        warm = ", the first of which holds warm-up" if len(rows) < printed else ""
+        raise CannotTell(
+            f"{count(printed, 'step time was', 'step times were')} printed{warm}; a lasting change needs {2 * least} or more{' besides' if warm else ''}"
+        )
     times = rows["dur_ns"].to_numpy(dtype=float)
     place = split(times, least)
     before, after = times[:place], times[place:]
@@ -41,11 +45,13 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
     if _batch_grew(scalars, rows, place, high / low) or _were_skipped(scalars, rows, place):
         return
     first = int(rows["step"].iloc[place - 1]) + 1
+    idle = _all_skipped(scalars)
+    nothing = "; every step so far was skipped for an overflow, so none of them trained" if idle else ""
     yield Finding(
         "PL104",
         "throughput-drop",
-        f"from step {first} on a step takes {seconds(high)} instead of {seconds(low)} ({percent(high / low - 1)} longer), to the end",
-        Severity.WARNING,
+        f"from step {first} on a step takes {seconds(high)} instead of {seconds(low)} ({percent(high / low - 1)} longer), to the end{nothing}",
+        Severity.INFO if idle else Severity.WARNING,
         Confidence.HIGH if len(after) >= 2 * least else Confidence.MEDIUM,
         Where(steps=(first, int(rows["step"].iloc[-1]))),
         cite(rows.iloc[[place, place - 1]]),
@@ -96,3 +102,12 @@ def _were_skipped(scalars: pd.DataFrame, rows: pd.DataFrame, place: int) -> bool
         if before > 0.25 and before > 2 * after:
             return True
     return False
+
+
+def _all_skipped(scalars: pd.DataFrame) -> bool:
+    """Whether fp16 skipped every step: then there is no throughput that could drop."""
+    counted, interval, trained = series(scalars, "skipped_steps"), series(scalars, "skipped_in_interval"), series(scalars, "loss")
+    if len(counted):
+        return bool(counted["value"].iloc[-1] >= counted["step"].iloc[-1])
+    whole = interval["step"].diff().fillna(1)
+    return bool(len(interval) and (interval["value"] >= whole).all() and not len(trained))

@@ -1,10 +1,11 @@
 """PL302 memory-headroom: a rank is close to the capacity of its device.
 
 What it does: compares the highest reserved memory (else allocated) of each rank with the capacity that an nvidia-smi table or a
-trace in the folder states.
+trace in the folder states; where no rank printed its memory, used and total of the devices in nvidia-smi's and rocm-smi's tables.
 Why it matters: a longer sequence, fragmentation or a second process then ends the job with an out-of-memory error.
 What to do: activation checkpointing on the fullest stage, a smaller micro-batch (more of them), or fewer layers there.
-When it is wrong: reserved memory holds cached blocks that PyTorch could give back; mixed device types in one job.
+When it is wrong: reserved memory holds cached blocks that PyTorch could give back; mixed device types in one job; a table may show
+another process's memory, and shows one moment: it clears nothing.
 Thresholds: limit 0.92 of the capacity.
 """
 
@@ -15,46 +16,87 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import percent, size
-from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
+from pipelog._text import count, percent, size
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, frame
 
 
 @detector("PL302", "memory-headroom", needs=("memory", "placed", "facts"))
 def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame, *, limit: float = 0.92) -> Iterator[Finding]:
-    """One finding: the fullest rank, and how many others are above the limit."""
+    """One finding: the fullest rank, and how many others are above the limit; where no rank tells, the fullest device of a table."""
     used = memory.assign(used=memory["max_reserved"].fillna(memory["max_allocated"]) if len(memory) else None).dropna(subset=["used"])
+    tables = _tables(placed)
     if not len(used):
-        raise CannotTell("no rank printed its memory")
-    stated = frame(placed, ("memory_capacity",), ("bytes", "file", "line"))
-    devices = facts[facts["name"].str.match(r"device\.\d+\.memory_bytes")] if len(facts) else facts
-    if len(stated):
-        capacity, where = float(stated["bytes"].max()), stated.iloc[[0]]
-    elif len(devices):
-        capacity, where = float(devices["value"].max()), devices.iloc[[0]]
-    else:
+        if not len(tables):
+            raise CannotTell("no rank printed its memory, and no nvidia-smi or rocm-smi table shows it")
+        yield from _of_tables(tables, limit)
+        return
+    capacity, where = _capacity(placed, facts)
+    if capacity is None:
         raise CannotTell("nothing states the capacity of the devices: an nvidia-smi table in the log or a profiler trace would")
     top = used.loc[used.groupby("rank")["used"].idxmax()]
     full = top[(top["used"] > limit * capacity) & (top["used"] <= capacity * 1.02)]
     if not len(full):
         return
     row = full.loc[full["used"].idxmax()]
-    others = f", and {len(full) - 1} more ranks are above {percent(limit)}" if len(full) > 1 else ""
-    evidence = [Evidence(str(row["file"]), int(row["line"]))]
-    if pd.notna(where["line"].iloc[0]):
-        evidence.append(Evidence(str(where["file"].iloc[0]), int(where["line"].iloc[0])))
+    others = f", and {count(len(full) - 1, 'more rank is', 'more ranks are')} above {percent(limit)}" if len(full) > 1 else ""
+    ranks, stages = tuple(sorted(int(r) for r in full["rank"])), tuple(sorted({int(s) for s in full["stage"].dropna()}))
     yield Finding(
         "PL302",
         "memory-headroom",
         f"rank {int(row['rank'])} reserves up to {size(row['used'])} of {size(capacity)} ({percent(row['used'] / capacity)}){others}",
         Severity.WARNING,
         Confidence.MEDIUM,
-        Where(ranks=tuple(sorted(int(r) for r in full["rank"])), stages=tuple(sorted({int(s) for s in full["stage"].dropna()}))),
-        tuple(evidence),
-        (
-            Advice(
-                "checkpoint activations on the fullest stage, or halve the micro-batch and double the accumulation steps",
-                "peak falls, step gets longer",
-            ),
-        ),
+        Where(ranks=ranks, stages=stages),
+        (Evidence(str(row["file"]), int(row["line"])), *where),
+        _ADVICE,
+    )
+
+
+_ADVICE = (
+    Advice("checkpoint activations on the fullest stage, or halve the micro-batch and double the accumulation steps", "peak falls, step gets longer"),
+)
+
+
+def _capacity(placed: pa.Table, facts: pd.DataFrame) -> tuple[float | None, tuple[Evidence, ...]]:
+    """The memory of the largest device, and the line that states it."""
+    stated = frame(placed, ("memory_capacity",), ("bytes", "file", "line"))
+    devices = facts[facts["name"].str.match(r"device\.\d+\.memory_bytes")] if len(facts) else facts
+    if not len(stated) and not len(devices):
+        return None, ()
+    capacity, where = (stated["bytes"].max(), stated) if len(stated) else (devices["value"].max(), devices)
+    line = where["line"].iloc[0]
+    return float(capacity), (Evidence(str(where["file"].iloc[0]), int(line)),) if pd.notna(line) else ()
+
+
+def _tables(placed: pa.Table) -> pd.DataFrame:
+    """used and capacity (bytes), file and line of each device in tables of nvidia-smi (one row) and rocm-smi (a row each)."""
+    rows = frame(placed, ("memory_capacity", "gpu_use"), ("kind", "name", "value", "bytes", "device", "file", "line"))
+    whole = rows[(rows["kind"] == "memory_capacity") & rows["value"].notna()]
+    whole = whole.assign(used=whole["value"], capacity=whole["bytes"])
+    total = rows[(rows["kind"] == "memory_capacity") & rows["device"].notna()].drop_duplicates(["file", "device"])
+    used = rows[(rows["kind"] == "gpu_use") & (rows["name"] == "memory_used")]
+    pairs = used.merge(total[["file", "device", "bytes"]], on=["file", "device"], suffixes=("", "_all"))
+    pairs = pairs.assign(used=pairs["bytes"], capacity=pairs["bytes_all"])
+    columns = ["used", "capacity", "file", "line"]
+    found = pd.concat([whole[columns], pairs[columns]], ignore_index=True).astype({"used": "float64", "capacity": "float64"})
+    return found[(found["capacity"] > 0) & (found["used"] <= found["capacity"])]
+
+
+def _of_tables(tables: pd.DataFrame, limit: float) -> Iterator[Finding]:
+    """Which rank sits on a device, such a table does not tell."""
+    share = tables["used"] / tables["capacity"]
+    full = tables[share > limit]
+    if not len(full):
+        raise CannotTell("no rank printed its memory; the nvidia-smi or rocm-smi table shows one moment, at which it was below the limit")
+    row = full.loc[share[full.index].idxmax()]
+    others = f"; {count(len(full), 'line')} of the table are above {percent(limit)}" if len(full) > 1 else ""
+    yield Finding(
+        "PL302",
+        "memory-headroom",
+        f"a device has {size(row['used'])} of {size(row['capacity'])} in use ({percent(row['used'] / row['capacity'])}) when the table is printed{others}",
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        evidence=cite(full.assign(share=share[full.index]), "share"),
+        advice=_ADVICE,
     )

@@ -1,7 +1,7 @@
 """PL601 loss-nan: the loss or the gradient norm is not a number.
 
-What it does: looks for nan and inf among the printed losses and gradient norms, for iterations that Megatron counts as nan, and for
-iteration lines without a loss although their steps were not all skipped (Megatron leaves a nan loss out).
+What it does: looks for nan and inf among the printed losses and gradient norms, for iterations that Megatron counts as nan, for results
+that its rerun state machine calls nan or inf (which names the rank), and for iteration lines without a loss although their steps were not all skipped (Megatron leaves a nan loss out).
 Why it matters: from there on the weights are worthless; every further step is lost. The cost is the share of steps from there on.
 What to do: go back to the last checkpoint before the first step named; look at the data of that step, the learning rate, the precision.
 When it is wrong: fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
@@ -27,9 +27,10 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
     """One finding: from the first step with a nan on."""
     bad = _printed(scalars)
     missing = _left_out(placed, scalars)
-    if not len(scalars[scalars["name"].isin(["loss", "grad_norm"])]) and not len(missing):
+    checked = _checked(placed)
+    if not len(scalars[scalars["name"].isin(["loss", "grad_norm"])]) and not len(missing) and not len(checked):
         raise CannotTell("no loss was printed")
-    rows = pd.concat([bad, missing], ignore_index=True)
+    rows = pd.concat([bad, missing, checked], ignore_index=True)
     if not len(rows):
         return
     rows = rows.sort_values(["step", "line"], kind="stable")
@@ -53,7 +54,7 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
         f"{' and '.join(words)} {when}",
         Severity.WARNING,
         Confidence.HIGH,
-        Where(steps=(first, last)),
+        Where(ranks=tuple(sorted({int(r) for r in checked["rank"].dropna()})), steps=(first, last)),
         cite(rows),
         (
             Advice(
@@ -74,6 +75,17 @@ def _printed(scalars: pd.DataFrame) -> pd.DataFrame:
     rows = scalars[(of_loss | of_norm | counted) & scalars["step"].notna()].copy()
     words = {"loss": "the loss is nan or inf", "grad_norm": "the gradient norm is nan", "nan_in_interval": "iterations are counted as nan"}
     return rows.assign(what=rows["name"].map(words))[["step", "file", "line", "what"]]
+
+
+def _checked(placed: pa.Table) -> pd.DataFrame:
+    """Results that Megatron's rerun state machine found to be nan or inf, with their ranks."""
+    rows = frame(placed, ("error",), ("name", "rank", "step", "value", "file", "line"))
+    rows = rows[(rows["name"] == "megatron-rerun") & rows["step"].notna()]
+    rows = rows[~np.isfinite(rows["value"].to_numpy(dtype=float, na_value=np.nan))]
+    who = [f"a result of rank {r} is nan or inf" if pd.notna(r) else "a result is nan or inf" for r in rows["rank"]]
+    if len(rows) and rows["rank"].nunique() > 3:
+        who = [f"results of {rows['rank'].nunique()} ranks are nan or inf"] * len(rows)
+    return rows.assign(what=pd.Series(who, index=rows.index, dtype=object))[["step", "rank", "file", "line", "what"]]
 
 
 def _left_out(placed: pa.Table, scalars: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from pipelog._text import count
+from pipelog._text import count, figure
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell
 from pipelog.tables.steps import series
@@ -41,11 +41,11 @@ def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1
     where = Where(steps=(int(loss["step"].iloc[first]), int(loss["step"].iloc[-1 if not back else peak])))
     after = len(loss) - first
     verdict = ": not recovered" if after >= 5 else f", {count(after - 1, 'line')} later"
-    tail = f"back at {end:.3g} at the end" if back else f"still {end:.3g} at the end{verdict}"
+    tail = f"back at {figure(end)} at the end" if back else f"still {figure(end)} at the end{verdict}"
     yield Finding(
         "PL602",
         "loss-spike",
-        f"the loss jumps from {before:.3g} to {float(value.iloc[peak]):.3g} (step {int(loss['step'].iloc[first])} on), {tail}",
+        f"the loss jumps from {figure(before)} to {figure(float(value.iloc[peak]))} (step {int(loss['step'].iloc[first])} on), {tail}",
         Severity.INFO if back else Severity.WARNING,
         Confidence.HIGH if not back and after >= 5 else Confidence.MEDIUM,
         where,

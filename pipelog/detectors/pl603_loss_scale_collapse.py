@@ -4,7 +4,8 @@ What it does: counts overflow lines at the floor of the scale (it is to be reduc
 share of all steps that were skipped.
 Why it matters: a skipped step trains nothing; at the floor every step may be skipped while the job looks busy.
 What to do: find the first nan (data, learning rate, an unstable layer); use bf16, which has no loss scale.
-When it is wrong: the search for the scale at the start of training skips some tens of steps; that alone is normal and not counted.
+When it is wrong: the search for the scale at the start of training skips some tens of steps; that alone is normal
+and only noted, where nothing but skipped steps was seen.
 Thresholds: floor 3 steps at the floor, share 0.25 of at least 100 steps skipped after the search.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import count, percent
+from pipelog._text import count, percent, power
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, frame
 from pipelog.tables.steps import series
@@ -45,8 +46,9 @@ def loss_scale_collapse(placed: pa.Table, scalars: pd.DataFrame, topology: Topol
         parts.append(f"{percent(rate)} of all steps were skipped")
     fell = _fell(scale)
     if not parts and fell is not None:
-        parts.append(f"the loss scale fell from {fell[0]:,.0f} to {fell[1]:g}")
+        parts.append(f"the loss scale fell from {power(fell[0])} to {power(fell[1])}")
     if not parts:
+        yield from _searching(skipped, series(scalars, "skipped_in_interval"), series(scalars, "loss"), scale)
         return
     shown = pd.concat([final, stuck, rows.rename(columns={"value": "count"})]) if len(stuck) else rows if len(rows) else scale.tail(1)
     steps = pd.concat([r["step"].dropna() for r in (stuck, rows)]).astype("int64")
@@ -67,6 +69,29 @@ def _steps_at(stuck: pd.DataFrame, topology: Topology) -> float:
     by_rank = stuck.groupby(stuck["rank"].astype("Float64").fillna(-1)).size()
     unnamed = float(by_rank.get(-1.0, 0)) / (topology.world_size or 1)
     return max(unnamed, float(by_rank.drop(-1.0, errors="ignore").max()) if (by_rank.index >= 0).any() else 0.0)
+
+
+def _searching(counted: pd.DataFrame, interval: pd.DataFrame, loss: pd.DataFrame, scale: pd.DataFrame) -> Iterator[Finding]:
+    """Every step so far was skipped: normal while the scale is searched, but nothing is trained yet."""
+    if len(counted):
+        number, last, rows = counted["value"].iloc[-1], counted["step"].iloc[-1], counted
+        whole = number >= last
+    else:
+        number, last, rows = interval["value"].sum(), interval["step"].max(), interval
+        whole = not len(loss) and bool((interval["value"] >= interval["step"].diff().fillna(1)).all())
+    if len(rows) < 2 or not whole:
+        return
+    now = f" (it stands at {power(float(scale['value'].iloc[-1]))})" if len(scale) else ""
+    yield Finding(
+        "PL603",
+        "loss-scale-collapse",
+        f"every step so far was skipped ({count(int(number), 'step')}): fp16 still searches its loss scale{now}, and nothing was trained yet",
+        Severity.INFO,
+        Confidence.HIGH,
+        Where(steps=(int(rows["step"].iloc[0]), int(last))),
+        cite(rows.iloc[[-1, 0]]),
+        (Advice("start with a lower loss scale (fp16.initial_scale_power, --initial-loss-scale) to save these steps; see that the skipping ends"),),
+    )
 
 
 _SEARCH = 70

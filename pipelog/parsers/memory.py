@@ -96,6 +96,23 @@ def status(found: Records) -> Iterator[Rows]:
 
 @records("memory-nvidia-smi", mark="MiB / ", pattern=r"^MiB / +(?P<all>\d+)MiB \|", head=r"\| +(?P<used>\d+)$")
 def capacity(found: Records) -> Iterator[Rows]:
-    """The memory of one device, and how much of it was in use."""
+    """The memory of one device, and how much of it was in use (value: bytes)."""
     text = pc.binary_join_element_wise(found["used"], " MiB in use", "")
-    yield found.rows("memory_capacity", "gpu", bytes=found.bytes("all", "MiB"), text=text)
+    yield found.rows("memory_capacity", "gpu", bytes=found.bytes("all", "MiB"), value=pc.cast(found.bytes("used", "MiB"), pa.float64()), text=text)
+
+
+# GPU[0]		: VRAM Total Memory (B): 68702699520
+# GPU[0]		: VRAM Total Used Memory (B): 67510177792
+@records(
+    "memory-rocm-smi",
+    mark=("VRAM Total Memory (B): ", "VRAM Total Used Memory (B): "),
+    pattern=r"^VRAM Total (?P<used>Used )?Memory \(B\): (?P<size>\d{1,18})\s*$",
+    head=r"GPU\[(?P<gpu>\d{1,4})\]\s*: $",
+)
+def rocm(found: Records) -> Iterator[Rows]:
+    """The memory of one device, and in a row of its own how much of it was in use."""
+    device = pc.binary_join_element_wise("gpu", found["gpu"], " ")
+    for used, kind, name in ((False, "memory_capacity", "gpu"), (True, "gpu_use", "memory_used")):
+        mask = pc.equal(found.has("used"), pa.scalar(used))
+        mine = found.where(mask)
+        yield mine.rows(kind, name, bytes=mine.bytes("size", "B"), device=device.filter(mask))

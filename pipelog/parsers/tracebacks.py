@@ -71,8 +71,6 @@ def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:
         for stream, frame in _telling(raised):
             text = f"{frame.path}:{frame.at} {frame.function}".rstrip()[:_MOST_CHARACTERS]
             yield {**same, "name": "python-frame", "line": frame.line, "text": text, "stream": stream}
-    last = max(ordered, key=lambda raised: raised.line)
-    yield {**known, "kind": "message", "name": "traceback", "line": last.line, "text": last.text[0][:_MOST_CHARACTERS]}
 
 
 def _telling(raised: Raised) -> Iterator[tuple[str, Frame]]:

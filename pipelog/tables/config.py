@@ -79,6 +79,8 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
         known.deepspeed = str(version[0].value)
         known.said["deepspeed"] = version[0]
     known.precision = _precision(facts)
+    if known.train_batch_size is None:
+        _from_iterations(known, tables["scalars"])
     _derive(known, topology)
     if known.micro_batches is None and any(i.kind == "trace" for i in inputs):
         _count(known, tables["instructions"])
@@ -88,6 +90,15 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
         known.virtual_stages = known.virtual_stages or 1
         known.schedule = "interleaved-1f1b" if known.virtual_stages > 1 else "1f1b"
     return known
+
+
+def _from_iterations(known: Config, scalars: pd.DataFrame) -> None:
+    """`global batch size:` of Megatron's iteration lines, where it is one and the same all along: a batch that grows is none."""
+    rows = scalars[(scalars["name"] == "global_batch_size") & scalars["value"].notna()]
+    sizes = rows["value"].unique()
+    if len(sizes) == 1 and float(sizes[0]).is_integer() and 1 <= sizes[0] <= _MOST:
+        known.train_batch_size = int(sizes[0])
+        known.said["train_batch_size"] = Said(known.train_batch_size, str(rows["file"].iloc[0]), int(rows["line"].iloc[0]), "iteration lines")
 
 
 def _one_config(facts: pd.DataFrame, inputs: list[Input], known: Config) -> pd.DataFrame:
