@@ -1,4 +1,4 @@
-"""Lines that call themselves an error and that nobody knows better: loggers at level ERROR and above, `error: …` at the beginning of a line.
+"""Lines that call themselves an error and that nobody knows better: loggers at level ERROR and above, `error: …` or an exception's name at the beginning.
 
     [2024-10-10 10:04:40,998] [ERROR] [metrics.py:41:push] push gateway not reachable
     2024-03-05 15:20:09,832 - trainer - ERROR - could not load the tokenizer
@@ -70,6 +70,7 @@ def letter(found: Records) -> Iterator[Rows]:
 # error: could not lock config file            foo.cu(12): error: identifier "x" is undefined          ninja: fatal: …
 # train.py: error: unrecognized arguments: --stages          level=error msg="…"          {"level": "error", "message": "…"}
 # srun: error: Unable to create step for job 812345: Invalid account          panic: runtime error: index out of range
+# RuntimeError: ProcessGroupCCL: send/recv is not supported
 @lines(
     "level-word",
     mark=(
@@ -84,22 +85,27 @@ def letter(found: Records) -> Iterator[Rows]:
         '"levelname": "ERROR"',
         '"severity":"ERROR"',
         '"severity": "ERROR"',
+        "Exception: ",
     ),
     pattern=(
         r"^(?:(?:[Ee]rror): [^\s\d.+-]|fatal: +[^\s\d]|[Ff]atal error: \S|nvcc fatal +: |panic: \S|(?:[\w./+-]+(?:\(\d+\)|:\d+)?(?::\d+)?): (?:fatal )?(?P<tool>error|fatal)(?: [A-Z]*\d*)?: [^\s\d.+-]"
-        r"|(?:time=\S+ |ts=\S+ )?(?:[a-z]+=\S+ ){0,3}level=(?P<logfmt>error|fatal)\b|\{.*\"(?:level|levelname|severity)\": ?\"(?P<json>error|ERROR)\")"
+        r"|(?:time=\S+ |ts=\S+ )?(?:[a-z]+=\S+ ){0,3}level=(?P<logfmt>error|fatal)\b|\{.*\"(?:level|levelname|severity)\": ?\"(?P<json>error|ERROR)\"|(?P<exception>(?:\w+\.){0,8}(?:[A-Z]\w*Error|(?:[A-Z]\w*)?Exception)): \S)"
     ),
 )
 def word(found: Records) -> Iterator[Rows]:
-    """Give a line of a program that calls it an error itself: compilers, command lines, Slurm's commands, structured logs."""
+    """Give a line of a program that calls it an error itself: compilers, command lines, Slurm's commands, structured logs.
+
+    `bare-exception` where it begins with an exception's name: what `grep` or a ticket kept of tracebacks. In a log that has some these rows are
+    left out (reading/logs.py).
+    """
     fatal = pc.match_substring_regex(found.groups["line"], r"^(?:[Ff]atal|nvcc fatal|panic)|^[^\s:]+: fatal|level=fatal")
-    yield from _rows(found, pc.if_else(fatal, "fatal", "error"))
+    yield from _rows(found, pc.if_else(fatal, "fatal", "error"), name=pc.if_else(pc.equal(found.groups["exception"], ""), "level", "bare-exception"))
 
 
-def _rows(found: Records, stream: pa.Array, *stamps: pa.Array) -> Iterator[Rows]:
+def _rows(found: Records, stream: pa.Array, *stamps: pa.Array, name: str | pa.Array = "level") -> Iterator[Rows]:
     ns, clock = found.columns["start_ns"], found.columns["clock"]
     if stamps and ns.null_count:
         ns = pc.coalesce(ns, *(iso_ns(stamp) for stamp in stamps))
         clock = pc.if_else(pc.and_(pc.is_valid(ns), pc.is_null(clock)), "log", clock)
     keep = pc.invert(pc.match_substring_regex(found.groups["line"], _ALREADY))
-    yield found.rows("error", "level", stream=stream, start_ns=ns, clock=clock, text=found["line"]).filter(keep)
+    yield found.rows("error", name, stream=stream, start_ns=ns, clock=clock, text=found["line"]).filter(keep)

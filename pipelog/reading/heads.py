@@ -83,6 +83,8 @@ def prefix(sample: bytes) -> Prefix:
     lines = [line for line in re.split(r"\r?\n|\r", text) if line.strip()][:2000]
     parts: list[str] = []
     found: list[str] = []
+    if margin := _margin(lines):
+        parts, found, lines = [f"(?:{margin})?"], ["margin"], [line.removeprefix(margin) for line in lines]
     while lines and len(found) < 6:
         for name, pattern, share in (*_CERTAIN, *_role(lines), *_BY_COUNT):
             if name not in found and _belongs(name, pattern, share, lines):
@@ -94,6 +96,15 @@ def prefix(sample: bytes) -> Prefix:
         lines = [re.sub(f"^{pattern}", "", line, count=1) for line in lines]
     expression = "^" + _COLOURS + _unique("".join(parts)) + f"(?:{_RANK})?"
     return Prefix(expression, tuple(found))
+
+
+def _margin(lines: list[str]) -> str:
+    """The blanks that every line begins with: a log copied out of a list or of an indented block. One blank is Megatron's own."""
+    least = min(lines, key=lambda line: len(line) - len(line.lstrip(" \t")), default="")
+    blanks = least[: len(least) - len(least.lstrip(" \t"))]
+    if not all(line.startswith(blanks) for line in lines):
+        return ""
+    return blanks if len(lines) >= 3 and (len(blanks) > 1 or blanks == "\t") else ""
 
 
 def _role(lines: list[str]) -> list[tuple[str, str, float]]:

@@ -32,12 +32,21 @@ def read_log(source: Source) -> tuple[pa.Table, Input]:
         tables += reader.chunk(chunk, ahead)
     if not tables:
         tables = [conform(pa.table({"line": pa.array([], pa.int64())}))]
-    table = pa.concat_tables(tables)
+    table = _untraced(pa.concat_tables(tables))
     given = Input(source.shown, "log", source.bytes, table.num_rows, [*reader.skipped, *stream.trouble])
     if reader.more_skipped:
         given.skipped.append(Skipped(None, f"{reader.more_skipped} more places like these"))
     given.notes = reader.notes(stream)
     return table, given
+
+
+def _untraced(table: pa.Table) -> pa.Table:
+    """*table* without the lines that only begin like an exception, where the log has tracebacks: they are the last lines of those."""
+    name = table.column("name")
+    bare = pc.equal(name, "bare-exception")
+    if not pc.any(bare).as_py() or not pc.any(pc.equal(name, "python-exception")).as_py():
+        return table
+    return table.filter(pc.invert(pc.fill_null(bare, False)))
 
 
 class _Reader:
