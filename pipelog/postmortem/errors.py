@@ -44,6 +44,8 @@ _COPIES = ("level", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""
 _CODES = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
 _HALF_YEAR_NS = 183 * 86400 * 10**9
+_ZONES_NS = 26 * 3600 * 10**9
+"""Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
 _YEAR_NS = 365 * 86400 * 10**9
 
 
@@ -79,6 +81,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     _times(rows, placed)
     _whose(rows, placed, topology)
     _meanings(rows, frames)
+    _elsewhen(rows, placed)
     rows = _causes(rows)
     return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)
 
@@ -132,7 +135,7 @@ def _code(name: str, value: Any) -> int | None:
     """Exit code, negative for a signal: shells and containers add 128."""
     if name not in _CODES or pd.isna(value):
         return None
-    code = int(value)
+    code = -abs(int(value)) if name in ("signal", "shell-signal") else int(value)
     return 128 - code if 128 < code < 160 else 256 * -1 + code if 240 <= code <= 255 else code
 
 
@@ -169,6 +172,18 @@ def _times(rows: pd.DataFrame, placed: pa.Table) -> None:
         since[mine] = np.where(spot > 0, reach[np.maximum(spot - 1, 0)], np.nan)
         until[mine] = np.where(spot < len(when), when[np.minimum(spot, len(when) - 1)], np.nan)
     rows["since_ns"], rows["until_ns"] = since, until
+
+
+def _elsewhen(rows: pd.DataFrame, placed: pa.Table) -> None:
+    """What the kernel said long before the first or long after the last line of the attempt is benign: its log goes back for months."""
+    kinds, clock = placed.column("kind").cast(pa.string()), placed.column("clock").cast(pa.string())
+    mine = pa.compute.and_(pa.compute.not_equal(kinds, "error"), pa.compute.fill_null(pa.compute.equal(clock, "log"), False))
+    spoken = placed.column("start_ns").filter(mine).drop_null().to_numpy()
+    if not len(spoken):
+        return
+    at = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    away = (at < float(spoken.min()) - _ZONES_NS) | (at > float(spoken.max()) + _ZONES_NS)
+    rows.loc[away & rows["name"].str.startswith(("kernel", "storage")).to_numpy(), "role"] = Role.BENIGN.value
 
 
 def _with_year(stamp: pd.Timestamp, near: int) -> float:

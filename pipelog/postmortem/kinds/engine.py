@@ -38,7 +38,7 @@ def engine_steps_per_print(case: Case) -> Iterator[Advice]:
 @kind(
     "engine-no-grad",
     category="engine",
-    pattern=r"^AssertionError$|does not require grad|grad is not None",
+    pattern=r"^AssertionError:?(?:\n|$)|does not require grad|grad is not None",
     frame=r"pipe \S*engine\.py:\d+ _exec_(?:send_grads|backward_pass)",
     says="hands on a tensor that has no gradient",
     rows=("python-exception",),
@@ -105,17 +105,17 @@ def _hang(case: Case) -> Iterator[Advice]:
 @kind(
     "nccl-abort",
     category="hang",
-    pattern=r"watchdog thread terminated|taking the entire process down|Some NCCL operations have failed|Exception \(either an error or timeout\)|failure detected by watchdog|Process group watchdog",
+    pattern=r"watchdog thread terminated|taking the entire process down|Some NCCL operations have failed|Exception \(either an error or timeout\)|failure detected by watchdog|has aborted its NCCL|Process group watchdog",
     says="was taken down by the watchdog",
     role=Role.CASCADE,
     known=False,
     strength=Strength.ECHO,
     first=33,
+    missing=("what the watchdog said before it: the standard error of that rank from the start of the wait on", "the logs of the other ranks"),
 )
 def nccl_abort(case: Case) -> Iterator[Advice]:
     """What follows a timeout or an asynchronous error of NCCL."""
-    return
-    yield
+    yield from _hang(case)
 
 
 @kind(
@@ -152,7 +152,7 @@ def engine(case: Case) -> Iterator[Advice]:
 @kind(
     "code",
     category="code",
-    pattern=r"^(?P<what>[A-Za-z_][\w.]*)(?::|$)",
+    pattern=r"^(?P<what>[A-Za-z_][\w.]*)(?::|\n|$)",
     says="raised {what}",
     rows=("python-exception",),
     first=80,

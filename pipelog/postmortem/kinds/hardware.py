@@ -8,14 +8,16 @@ from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Strength, kind
 
+_MACHINE_CHECK = r"Machine Check Exception|Machine Check: \w+ Bank \d+: [abef]"
+"""Uncorrected only (bit 61 of the bank's status): corrected errors of memory are logged every day, and nothing comes of them."""
 _XID_HARDWARE = r"Xid \([^)]*\): (?:48|6[34]|74|79|9[245]|119|120|14[0-9]|15[04])\b"
 
 
 @kind(
     "gpu-broken",
     category="hardware.gpu",
-    pattern=rf"(?i)uncorrectable (?:ECC|NVLink) error|ECCUncorrectable|fallen off the bus|{_XID_HARDWARE}|SXid .*(?:Fatal|fatal)|CUDA_ERROR_ECC"
-    r"|double[- ]bit ECC|row remapp\w+ fail|GPU is lost|Unable to determine the device handle for GPU|gpu reset required|hardware error.*gpu|ras.*uncorrectable",
+    pattern=rf"(?i)uncorrectable (?:ECC|NVLink) error|ECCUncorrectable|fallen off the bus|{_XID_HARDWARE}|SXid .*(?<!non-)fatal|CUDA_ERROR_ECC"
+    r"|double[- ]bit ECC|row remapp\w+ fail|GPU is lost|Unable to determine the device handle for GPU|gpu reset required|hardware error.*gpu|(?:ras|amdgpu).*uncorrectable",
     says="has a broken GPU ({matched})",
     first=3,
 )
@@ -46,7 +48,7 @@ def gpu_unknown_error(case: Case) -> Iterator[Advice]:
 @kind(
     "gpu-fault",
     category="unknown",
-    pattern=r"Memory access fault by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault)|page fault .*gpu",
+    pattern=r"Memory access fault by GPU|HW Exception by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault)|page fault .*gpu",
     says="had a memory access fault on a GPU",
     known=False,
     strength=Strength.SYMPTOM,
@@ -80,7 +82,7 @@ def cuda_assert(case: Case) -> Iterator[Advice]:
 @kind(
     "cuda-async",
     category="unknown",
-    pattern=r"(?i)illegal memory access|device-side assert|unspecified launch failure|misaligned address|illegal instruction|launch timed out|an illegal .* encountered"
+    pattern=r"(?i)illegal memory access|device-side assert|unspecified launch failure|misaligned address|launch timed out|an illegal .* encountered"
     r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|CUDNN_STATUS_\w+|CUSOLVER_STATUS_\w+|cudaErrorIllegalAddress|hipErrorIllegalAddress|cudaErrorLaunchFailure"
     r"|failed to synchronize",
     says="failed in a CUDA kernel ({matched})",
@@ -101,7 +103,7 @@ def cuda_async(case: Case) -> Iterator[Advice]:
 @kind(
     "xid-application",
     category="unknown",
-    pattern=r"Xid \([^)]*\): (?P<xid>\d+)",
+    pattern=r"\bXid \([^)]*\): (?P<xid>\d+)",
     says="had Xid {xid} in the kernel log",
     known=False,
     strength=Strength.SYMPTOM,
@@ -116,9 +118,9 @@ def xid_application(case: Case) -> Iterator[Advice]:
 @kind(
     "node-failure",
     category="hardware.node",
-    pattern=r"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|Machine Check|mce: .*(?:Uncorrected|fatal)|NodeNotReady|node .*became not ready|Kernel panic|EDAC .* UE ",
+    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
     says="lost a node",
-    first=4,
+    first=1,  # the line also says that the step was cancelled
 )
 def node_failure(case: Case) -> Iterator[Advice]:
     """The scheduler or the kernel says that a machine is gone. What broke in it is not in this log."""
@@ -129,7 +131,7 @@ def node_failure(case: Case) -> Iterator[Advice]:
     "driver",
     category="dependency",
     pattern=r"(?i)CUDA driver version is insufficient|NVIDIA driver on your system is too old|no kernel image is available|Failed to initialize NVML|system not yet initialized"
-    r"|forward compatibility was attempted|no CUDA-capable device|Unexpected error from cudaGetDeviceCount|No CUDA GPUs are available|Found no NVIDIA driver|no HIP GPUs",
+    r"|forward compatibility was attempted|no CUDA-capable device|Unexpected error from cudaGetDeviceCount|NVIDIA-SMI has failed|nvmlInit\w*(?:\(\))? failed|No CUDA GPUs are available|Found no NVIDIA driver|no HIP GPUs",
     says="found no usable GPU driver ({matched})",
     first=13,
 )
@@ -151,17 +153,3 @@ def driver(case: Case) -> Iterator[Advice]:
 def invalid_device(case: Case) -> Iterator[Advice]:
     """More ranks on a host than visible devices."""
     yield Advice("compare slots in the hostfile (or --num_gpus) with CUDA_VISIBLE_DEVICES and the GPUs of each host")
-
-
-@kind(
-    "bad-link",
-    category="hardware.gpu",
-    pattern=r"(?i)NVLink.*(?:error|failure)|link .*(?:training|CRC) (?:failed|error).*nv",
-    says="had an NVLink error",
-    known=True,
-    rows=("kernel", "kernel-xid", "torch-log", "python-exception"),
-    first=18,
-)
-def bad_link(case: Case) -> Iterator[Advice]:
-    """NVLink errors in the kernel log."""
-    yield Advice(f"`nvidia-smi nvlink -e` on {case.host or 'the host'}; take it out of the pool if the counters move")

@@ -15,7 +15,7 @@ _PROCESS = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-
 @kind(
     "disk-full",
     category="storage",
-    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|file write failed|PytorchStreamWriter failed|ENOSPC",
+    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|file write failed|PytorchStreamWriter failed|ENOSPC|low on resource: ephemeral-storage|DiskPressure",
     says="found the disk full",
     first=10,
 )
@@ -30,7 +30,7 @@ def disk_full(case: Case) -> Iterator[Advice]:
 @kind(
     "storage-error",
     category="storage",
-    pattern=r"(?i)\[Errno (?:5|116|30|121|110)\]|Input/output error|Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|LustreError|I/O error, dev|SafetensorError.*(?:I/O|os error)",
+    pattern=r"(?i)\[Errno (?:5|116|30|121)\]|\[Errno (?:107|110)\] [^:]+: ['/]|Transport endpoint is not connected\nrow storage|Input/output error|Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|LustreError|I/O error, dev|SafetensorError.*(?:I/O|os error)",
     says="had an error of the storage ({matched})",
     first=21,
 )
@@ -67,11 +67,11 @@ def port_in_use(case: Case) -> Iterator[Advice]:
 @kind(
     "rendezvous",
     category="launch",
-    pattern=r"(?i)store based barrier|clients joined|waiting for clients|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"
+    pattern=r"(?i)Timed out .*store based barrier|clients joined|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"
     r"|RendezvousTimeoutError|RendezvousConnectionError|failed to send a keep-alive|DistStoreError|Timed out after \d+ seconds waiting for|could not connect to the (?:master|server)|wait timeout after \d+ms"
     r"|failed to connect to .* master",
     says="did not meet the other ranks at the start",
-    rows=("python-exception", "socket", "torch-log", "store-timeout", "level", "torchrun-rendezvous"),
+    rows=("python-exception", "socket", "torch-log", "store-wait", "level"),
     job=True,
     first=24,
 )
@@ -86,7 +86,7 @@ def rendezvous(case: Case) -> Iterator[Advice]:
     category="launch",
     pattern=r"(?i)hostfile is (?:empty|not formatted)|not found in hostfile|no GPU resources available|launcher '\w+' not installed|command not found|can't open file|Host key verification failed"
     r"|Permission denied \(publickey|Could not resolve hostname|ssh: connect to host|ORTE was unable|unable to reliably start|No such file or directory: '(?:numactl|ssh|pdsh|mpirun|srun|ninja)'"
-    r"|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon",
+    r"|(?:kex|ssh)_exchange_identification|exec format error|container (?:creation|start) failed|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon",
     says="could not be launched ({matched})",
     job=True,
     first=23,
@@ -101,6 +101,7 @@ def launcher_setup(case: Case) -> Iterator[Advice]:
     category="scheduler.time-limit",
     pattern=r"(?i)DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime .*exceeded|DeadlineExceeded|active on the node longer than",
     says="reached its time limit",
+    rows=("slurm-time-limit", "k8s-deadline", "batch-time-limit", "level"),
     job=True,
     role=Role.INITIATING,
     first=1,
@@ -127,7 +128,7 @@ def preempted(case: Case) -> Iterator[Advice]:
 @kind(
     "cancelled",
     category="scheduler.cancelled",
-    pattern=r"(?i)CANCELLED AT|KeyboardInterrupt|SIGINT|TERM_OWNER|Received \d+ death signal|received SIGTERM|got signal: (?:15|2)\b|signal 15|^Terminated$",
+    pattern=r"(?im)CANCELLED AT|KeyboardInterrupt|SIGINT|TERM_OWNER|Received \d+ death signal|received SIGTERM|got signal: (?:15|2)\b|signal 15|^Terminated$",
     says="was cancelled",
     job=True,
     strength=Strength.SIGNAL,
@@ -210,7 +211,7 @@ def left_with_code(case: Case) -> Iterator[Advice]:
 @kind(
     "taken-down",
     category="killed",
-    pattern=r"(?im)^code -(?:15|1|13)$|^row (?:killed|signalled)$|SIGTERM|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
+    pattern=r"(?im)^code -(?:15|1|2|13)$|^row (?:killed|signalled)$|SIGTERM|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
     r"|exit code 143|SystemExit|SignalException|task .* running|exited abnormally|Main process received|forcefully exiting|Worker group FAILED|ssh exited",
     says="was taken down with the rest",
     role=Role.TEARDOWN,

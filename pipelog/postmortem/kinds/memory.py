@@ -67,9 +67,9 @@ _HOST = ("what used the memory: `free -g`, `dmesg -T | grep -i oom` of the host"
 @kind(
     "host-oom-killed",
     category="host.oom",
-    pattern=r"(?i)out of memory: kill|oom[-_ ]kill|Out Of Memory|OOMKilled|OOM Killed|low on resource: memory|TERM_MEMLIMIT|exceeded memory limit",
+    pattern=r"(?im)out of memory: kill|oom[-_ ]kill|Out Of Memory|OOMKilled|OOM Killed|low on resource: memory|exceeded memory limit|^row (?:kernel-oom|batch-memory)$",
     says="was killed because the host ran out of memory",
-    rows=("kernel-oom", "slurm-oom", "slurm-task", "k8s-oom-killed", "k8s-evicted", "batch-memory-limit"),
+    rows=("kernel-oom", "slurm-oom", "slurm-task", "k8s-oom-killed", "k8s-exit-code", "k8s-evicted", "batch-memory"),
     first=5,
 )
 def host_oom_killed(case: Case) -> Iterator[Advice]:
@@ -80,8 +80,7 @@ def host_oom_killed(case: Case) -> Iterator[Advice]:
 @kind(
     "host-oom",
     category="host.oom",
-    pattern=r"DefaultCPUAllocator: (?:can't|not enough memory)|^MemoryError|\bMemoryError\b|std::bad_alloc|\[Errno 12\]|Cannot allocate memory|cannot allocate memory"
-    r"|can't start new thread|Resource temporarily unavailable|bad allocation",
+    pattern=r"DefaultCPUAllocator: (?:can't|not enough memory)|^MemoryError|\bMemoryError\b|std::bad_alloc|\[Errno 12\]|Cannot allocate memory|cannot allocate memory|bad allocation",
     says="ran out of host memory",
     first=12,
 )
@@ -96,6 +95,21 @@ def _host_memory(case: Case) -> Iterator[Advice]:
     if case.fact("config.zero_optimization.offload_optimizer.device") == "cpu" or case.fact("config.zero_optimization.offload_param.device") == "cpu":
         yield Advice("offload to the CPU keeps optimizer states in host memory: fewer ranks a host, or no offload on the largest stage")
     yield Advice("lower num_workers and prefetch of the data loaders; only the first and the last stage load data")
+
+
+@kind(
+    "process-limit",
+    category="host.oom",
+    pattern=r"can't start new thread|(?:fork|clone|thread).*Resource temporarily unavailable",
+    says="could not start another process or thread",
+    known=False,
+    first=12,
+    missing=("whether it was the limit of processes or memory: `ulimit -u`, the cgroup's pids.max, `free -g` of the host",),
+)
+def process_limit(case: Case) -> Iterator[Advice]:
+    """EAGAIN: the limit of processes of the user or of the container is reached, or there is no memory for one more stack."""
+    yield Advice(f"raise the limit of processes{f' on {case.host}' if case.host else ''} (`ulimit -u`, the cgroup's pids.max), or start fewer")
+    yield Advice("lower num_workers of the data loaders and OMP_NUM_THREADS (OPENBLAS_NUM_THREADS): each rank starts that many threads")
 
 
 @kind(

@@ -28,7 +28,7 @@ def ib_retry(case: Case) -> Iterator[Advice]:
 @kind(
     "ib-port",
     category="network",
-    pattern=r"NET/IB.*(?:[Gg]ot async (?:fatal )?(?:event|error)).*|mlx5\S* .*(?:[Ll]ink down|health compromised|health error)",
+    pattern=r"NET/IB.*(?:[Gg]ot async (?:fatal )?(?:event|error)).*|mlx5\S* .*(?:[Ll]ink (?:down|DOWN)|health compromised|health error|Health issue observed|module event\[error\])",
     says="lost an InfiniBand port",
     strength=Strength.TRANSPORT,
     first=19,
