@@ -13,12 +13,13 @@ from pipelog.tables.topology import Topology, said
 
 @dataclass(frozen=True, slots=True)
 class Whom:
-    """Those who began it, as far as that can be told, and why they are thought to be the ones."""
+    """Those who began it, as far as that can be told, and why they are thought to be the ones. label: `local 3` where that is all that is said."""
 
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     why: str = ""
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
-from pipelog.postmortem.roles import alike, consequences_of, folded, primary_of, survived
+from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, primary_of, survived
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
@@ -66,6 +66,7 @@ def death(
     ending = endings[chosen]
     work = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line", "start_ns", "clock"))
     roles = survived(errors, work, ending)
+    late_launches(roles)
     if ending.status == "completed":
         roles["role"], roles["why"] = Role.BENIGN.value, "the run came to its end"
         return Death(chosen, "completed", roles=roles)
@@ -76,10 +77,11 @@ def death(
         first = roles.index[(roles["file"] == ending.file) & (roles["line"] == ending.line)]
         return _of_scheduler(chosen, ending, roles, first, work)
     primary = primary_of(roles, bad_end=ending.status == "failed")
-    if primary is None or (hang is not None and hang.evidence and roles.at[primary, "strength"] > int(Strength.SYMPTOM)):
-        if hang is None or not hang.evidence:
-            return Death(chosen, ending.status, roles=roles, step=_last_step(work))
-        return _recorded(chosen, hang, roles, topology, work)
+    strength = Strength.WORD if primary is None else Strength(roles.at[primary, "strength"])
+    if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
+        return _recorded(chosen, hang, roles, topology, placed, work)
+    if primary is None:
+        return Death(chosen, ending.status, roles=roles, step=_last_step(work))
     return _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
 
 
@@ -202,7 +204,7 @@ def _whom(
     if kind.category == "hang":
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
-        return Whom(ranks, _stages(ranks, same, topology), _hosts(ranks, same, topology), why), lines
+        return Whom(ranks, _stages(ranks, same, topology), _hosts(ranks, same, topology) if ranks else (), why), lines
     ranks, why = () if kind.job else _ranks(same), ""
     if kind.name == "rendezvous":
         ranks, why = _never_came(placed, topology)
@@ -215,36 +217,43 @@ def _whom(
     if not ranks and not kind.job:
         ranks, hosts = _by_exit(roles, hosts)
         hosts = hosts or _hosts(ranks, same.iloc[:0], topology)
-    return Whom(ranks, _stages(ranks, same, topology), hosts, why), lines
+    labels = {w for w in same["label"] if isinstance(w, str)}
+    return Whom(ranks, _stages(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
 
 
-def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, work: pd.DataFrame) -> Death:
-    """A hang that flight-recorder dumps show."""
-    stages, hosts = _stages(hang.ranks, roles.iloc[:0], topology), _hosts(hang.ranks, roles.iloc[:0], topology)
+def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
+    """A hang that flight-recorder dumps or stacks show, or GPUs that stay busy."""
+    whom = Whom(hang.ranks, _stages(hang.ranks, roles.iloc[:0], topology), _hosts(hang.ranks, roles.iloc[:0], topology), hang.why)
     follows = roles["role"] != Role.BENIGN.value
     roles.loc[follows, ["role", "why"]] = [Role.CASCADE.value, "the run hung before"]
+    kind = KINDS["timeout-nccl"]
+    waited = f"{subject(whom, topology)} {'is' if len(whom.ranks) == 1 else 'are'} waited for"
+    look = Advice(
+        f"look at rank {listed(whom.ranks)}: its log's last line, py-spy dump if it still runs, `dmesg -T` of its host"
+        if whom.ranks
+        else "while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for"
+    )
     return Death(
         attempt,
         "hung",
-        "hang",
-        "timeout-nccl",
+        kind.category,
+        kind.name,
         known=False,
-        confidence=Confidence.HIGH,
-        title=f"{subject(Whom(hang.ranks, stages, hosts), topology)} {'is' if len(hang.ranks) == 1 else 'are'} waited for: {hang.why}",
-        ranks=hang.ranks,
-        stages=stages,
-        hosts=hosts,
+        confidence=hang.confidence,
+        title=f"{waited if whom.ranks else 'The run hangs'}: {hang.why}",
+        ranks=whom.ranks,
+        stages=whom.stages,
+        hosts=whom.hosts,
         at_ns=hang.begin_ns,
         hang_ns=hang.begin_ns,
         step=_last_step(work),
-        phase="training" if len(work) else None,
+        phase=_phase(placed, work, None),
         evidence=tuple(Evidence(file, line) for file, line in hang.evidence),
         consequences=consequences_of(roles),
-        missing=("why they did not come: their own logs, a stack of them (py-spy dump), the kernel log of their hosts",),
-        advice=(
-            Advice(f"look at rank {listed(hang.ranks)}: its log's last line, py-spy dump if it still runs, `dmesg -T` of its host"),
-            Advice("if the same host stands out again, take it out of the pool"),
-        ),
+        missing=("why they did not come: their own logs, a stack of them (py-spy dump), the kernel log of their hosts",)
+        if whom.ranks
+        else kind.missing,
+        advice=(look, Advice("if the same host stands out again, take it out of the pool")) if whom.hosts else (look,),
         roles=roles,
     )
 
@@ -326,10 +335,12 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending) -> tuple[Ev
     return tuple(out.values())
 
 
-def _phase(placed: pa.Table, work: pd.DataFrame, first: pd.Series) -> str:
-    """Start-up, training, evaluation or checkpoint: what was last begun before the line."""
+def _phase(placed: pa.Table, work: pd.DataFrame, first: pd.Series | None) -> str | None:
+    """Start-up, training or checkpoint: what was last begun before the line; null where neither a start nor a step is among the files."""
     if not len(work):
-        return "start-up"
+        return "start-up" if len(frame(placed, ("start",), ("line",))) else None
+    if first is None:
+        return "training"
     saved = frame(placed, ("checkpoint",), ("name", "file", "line"))
     same = saved[(saved["file"] == first["file"]) & (saved["line"] < first["line"])]
     last = work.loc[(work["file"] == first["file"]) & (work["line"] < first["line"]), "line"].max()

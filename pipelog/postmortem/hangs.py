@@ -9,14 +9,17 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog._text import count, listed
+from pipelog.findings import Confidence
 from pipelog.postmortem.flights import Flights
+from pipelog.postmortem.kinds import Role
+from pipelog.postmortem.neighbours import towards
+from pipelog.postmortem.silence import Silence
+from pipelog.postmortem.stacks import Stacks
 from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
 
-_TOWARDS = {"_exec_send_activations": 1, "_exec_recv_grads": 1, "_exec_recv_activations": -1, "_exec_send_grads": -1}
-"""Which way a rank looks for its partner: stage s sends activations to s + 1 and gets gradients from it (engine.py, p2p.py)."""
 _P2P = frozenset({"SEND", "RECV", "COALESCED"})
-_CALL = re.compile(r"OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?")
+_CALL = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, (?P<sizes>NumelIn=\d+, NumelOut=\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Hang:
     """ranks: those that are waited for, as far as that can be told. why: the reason in words. arrived: whether all came to the call.
 
     begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
+    confidence: that it hung at all, and that these are the ones, where no timeout says so.
     """
 
     ranks: tuple[int, ...] = ()
@@ -32,6 +36,7 @@ class Hang:
     begin_ns: int | None = None
     lines: tuple[int, ...] = ()
     evidence: tuple[tuple[str, int], ...] = ()
+    confidence: Confidence = Confidence.MEDIUM
 
 
 @table("heard", needs=("placed", "topology"))
@@ -54,29 +59,67 @@ def heard(placed: pa.Table, topology: Topology) -> frozenset[int]:
     return frozenset(int(r) for r in out)
 
 
-@table("hang", needs=("errors", "heard", "topology", "flights"))
-def hang(errors: pd.DataFrame, heard: frozenset[int], topology: Topology, flights: Flights | None) -> Hang | None:
-    """Who is waited for in the attempt; None where nobody waits. A flight recorder knows best, then the desync report, then the watchdogs."""
-    waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo"])]
+@table("hang", needs=("errors", "heard", "topology", "flights", "stacks", "silence"))
+def hang(
+    errors: pd.DataFrame, heard: frozenset[int], topology: Topology, flights: Flights | None, stacks: Stacks | None, silence: Silence | None
+) -> Hang | None:
+    """Who is waited for in the attempt; None where nobody waits.
+
+    A flight recorder knows best, then the desync report, then the watchdogs, then stacks of all processes; GPUs that stay busy while nothing is
+    printed tell only that it hangs.
+    """
+    waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo"]) & (errors["role"] != Role.BENIGN.value)]
+    begin, lines = _begin(waits), tuple(waits.index)
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
         why = f"{count(flights.waiters, 'rank')} wait in calls that {'it has' if len(flights.ranks) == 1 else 'they have'} not begun ({flights.calls[0]}){none}"
-        return Hang(flights.ranks, why, False, _begin(waits), tuple(waits.index[:2]), flights.evidence)
+        return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
     accused = errors[errors["name"] == "nccl-desync"]
     if len(accused.dropna(subset=["rank"])):
         ranks = tuple(sorted(set(accused["rank"].dropna().astype(int))))
-        return Hang(ranks, "the desync report names them", False, _begin(waits), tuple(accused.index))
-    if not len(waits):
-        return None
-    begin = _begin(waits)
-    lines = tuple(waits.index)
-    return _by_pipeline(waits, heard, topology, begin) or _by_group(errors, waits, heard, topology, begin) or Hang((), "", None, begin, lines)
+        return Hang(ranks, "the desync report names them", False, begin, tuple(accused.index))
+    found = None
+    if len(waits):
+        found = (
+            _by_call(errors, waits, topology, begin)
+            or _by_pipeline(waits, heard, topology, begin)
+            or _by_group(errors, waits, heard, topology, begin)
+            or Hang((), "", None, begin, lines)
+        )
+    if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
+        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence)
+    if found is None and silence is not None:
+        return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
+    return found
 
 
 def _begin(waits: pd.DataFrame) -> int | None:
     """The first wait: time of the line less how long it ran."""
     timed = waits.dropna(subset=["at_ns", "dur_ns"])
     return int((timed["at_ns"].astype("int64") - timed["dur_ns"].astype("int64")).min()) if len(timed) else None
+
+
+def _by_call(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begin: int | None) -> Hang | None:
+    """Ranks that are in another call than all others of their group, or in the same one with another size: they left the common order.
+
+    Only the first number at which they differ counts, only where fewer than half of the ranks are in the odd call, and never for p2p, where
+    each pair has calls of its own. Calls without a group are of the default one where no other is named and there is one stage: else each
+    stage has groups of its own, with numbers that are alike.
+    """
+    named = set(errors["group"].dropna()[errors["name"].str.startswith("nccl")]) - {""}
+    one = len(named) == 1 and (topology.pp or 1) == 1
+    group = waits["group"].replace("", pd.NA).fillna(next(iter(named))) if one else waits["group"].replace("", pd.NA)
+    calls = waits["text"].str.extract(_CALL).assign(rank=waits["rank"], group=group)
+    calls = calls[calls[["rank", "seq", "group"]].notna().all(axis=1) & ~calls["op"].isin(_P2P)].drop_duplicates(["rank", "group", "seq"])
+    calls["call"] = calls["op"] + (" (" + calls["sizes"] + ")").fillna("")
+    differ = calls.groupby(["group", "seq"])["call"].transform("nunique") > 1
+    for (_, seq), mine in calls[differ].groupby(["group", "seq"], sort=False):
+        usual = mine["call"].value_counts()
+        odd = mine[mine["call"] != usual.index[0]]
+        if len(odd) * 2 < len(mine):
+            where = f"as call {seq} {'it makes' if len(odd) == 1 else 'they make'} {listed(sorted(set(odd['call'])))}, the others {usual.index[0]}"
+            return Hang(tuple(sorted(set(odd["rank"].astype(int)))), where, False, begin, (*odd.index, *mine.index.difference(odd.index)))
+    return None
 
 
 def _by_pipeline(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
@@ -102,26 +145,10 @@ def silent_targets(rows: pd.DataFrame, heard: frozenset[int], topology: Topology
     complaining = set(rows["rank"].dropna().astype(int))
     found: dict[int, list[int]] = {}
     for place, rank, pipe in zip(told.index, told["rank"].astype(int), told["pipe"], strict=True):
-        way = next((w for name, w in _TOWARDS.items() if name in pipe), None)
-        partner = neighbour(topology, rank, way) if way is not None else None
+        partner = towards(topology, rank, pipe)
         if partner is not None and partner not in complaining and partner in heard:
             found.setdefault(partner, []).append(place)
     return tuple(sorted(found)), tuple(sorted(complaining)), tuple(p for places in found.values() for p in places)
-
-
-def neighbour(topology: Topology, rank: int, way: int) -> int | None:
-    """The rank of the next (way 1) or the previous stage in the same replica and tensor-parallel place."""
-    ranks = topology.ranks.set_index("rank")
-    if rank not in ranks.index or pd.isna(ranks.at[rank, "stage"]):
-        return None
-    me = ranks.loc[rank]
-    pp = topology.pp or int(ranks["stage"].max()) + 1
-    stage = (int(me["stage"]) + way) % pp
-    same = ranks[ranks["stage"] == stage]
-    for column in ("replica", "tensor"):
-        if not pd.isna(me[column]):
-            same = same[same[column] == me[column]]
-    return int(same.index[0]) if len(same) == 1 else None
 
 
 def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:

@@ -47,6 +47,15 @@ def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.Dat
     return roles
 
 
+def late_launches(roles: pd.DataFrame) -> None:
+    """What a job script could not start after the run had failed (`command not found` of its next line) is no cause: set its role to cascade."""
+    begins = roles["role"] == Role.INITIATING.value
+    launch = begins & (roles["category"] == "launch")
+    others = roles[begins & ~launch & (roles["strength"] <= int(Strength.TIMEOUT))]
+    first = roles["file"].map(others.groupby("file")["line"].min())
+    roles.loc[launch & (roles["line"] > first).fillna(False), ["role", "why"]] = [Role.CASCADE.value, "it came after the failure"]
+
+
 def _distinct_from(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many different steps stand at each place and behind it, and none behind the last: one number more than steps."""
     _, back = np.unique(steps[::-1], return_index=True)

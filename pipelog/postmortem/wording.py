@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,9 @@ from pipelog._text import listed
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.kinds import Kind
 from pipelog.tables.topology import Topology
+
+_WORK = re.compile(r"Work\w*\((?:SeqNum=(?P<seq>\d+), )?(?:OpType=(?P<op>\w+))?(?:.{0,200}?ran for (?P<ms>\d+) milliseconds)?")
+"""`WorkNCCL(SeqNum=4084, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600077 milliseconds` (ProcessGroupNCCL.cpp)"""
 
 
 def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> str:
@@ -26,17 +30,22 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
 
 
 def _call(first: pd.Series) -> str:
-    op = first["stream"] if isinstance(first["stream"], str) else None
-    seq = "" if pd.isna(first["value"]) else f" {int(first['value'])}"
-    waited = "" if pd.isna(first["dur_ns"]) else f" after {int(first['dur_ns']) // 10**9} s"
-    return f"{op or 'a call'}{seq} timed out{waited}"
+    """`ALLREDUCE 4084 timed out after 600 s`, from whichever line repeats the watchdog's words."""
+    match = _WORK.search(first["text"])
+    found = match.groupdict(default="") if match else {"seq": "", "op": "", "ms": ""}
+    seq = f" {found['seq']}" if found["seq"] else ""
+    waited = f" after {int(found['ms']) // 1000} s" if found["ms"] else ""
+    return f"{found['op'] or 'a call'}{seq} timed out{waited}"
 
 
 def subject(whom: Whom, topology: Topology) -> str:
     """Rank 7 (stage 3, replica 1, node-3)."""
     ranks, stages, hosts = whom.ranks, whom.stages, whom.hosts
     if not ranks:
-        return f"A rank on {listed(hosts)}" if hosts else "A rank (the log does not say which)"
+        local = f"Local rank {whom.label.removeprefix('local ')}" if whom.label and whom.label.startswith("local ") else None
+        if hosts:
+            return f"{local or 'A rank'} on {listed(hosts)}"
+        return f"{local} (the log does not say of which host)" if local else "A rank (the log does not say which)"
     if topology.world_size and len(ranks) == topology.world_size > 1:
         return f"All {len(ranks)} ranks"
     inside = []

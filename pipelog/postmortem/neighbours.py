@@ -1,0 +1,43 @@
+"""Who waits for whom along a pipeline, and which rank a local rank on a host is."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.tables import frame
+from pipelog.tables.topology import Topology
+
+_TOWARDS = {"_exec_send_activations": 1, "_exec_recv_grads": 1, "_exec_recv_activations": -1, "_exec_send_grads": -1}
+"""Which way a rank looks for its partner: stage s sends activations to s + 1 and gets gradients from it (engine.py, p2p.py)."""
+
+
+def towards(topology: Topology, rank: int, engine: str) -> int | None:
+    """The rank that *rank* waits for in a frame of the pipeline engine (`_exec_recv_grads`, also inside a longer text); null where it is no p2p."""
+    way = next((way for name, way in _TOWARDS.items() if name in engine), None)
+    return None if way is None else neighbour(topology, rank, way)
+
+
+def neighbour(topology: Topology, rank: int, way: int) -> int | None:
+    """The rank of the next (way 1) or the previous stage in the same replica and tensor-parallel place."""
+    ranks = topology.ranks.set_index("rank") if len(topology.ranks) else topology.ranks
+    if rank not in ranks.index or pd.isna(ranks.at[rank, "stage"]):
+        return None
+    me = ranks.loc[rank]
+    pp = topology.pp or int(ranks["stage"].max()) + 1
+    stage = (int(me["stage"]) + way) % pp
+    same = ranks[ranks["stage"] == stage]
+    for column in ("replica", "tensor"):
+        if not pd.isna(me[column]):
+            same = same[same[column] == me[column]]
+    return int(same.index[0]) if len(same) == 1 else None
+
+
+def local_ranks(placed: pa.Table) -> dict[tuple[str | None, str], int]:
+    """(host, `local 3`) → rank, as launchers told it."""
+    places = frame(placed, ("place", "process"), ("rank", "host", "label"))
+    return {
+        (h if isinstance(h, str) else None, w): int(r)
+        for h, w, r in zip(places["host"], places["label"], places["rank"], strict=True)
+        if isinstance(w, str) and not pd.isna(r)
+    }

@@ -1,0 +1,170 @@
+"""Runs that stand still without a timeout of their own: stacks of all ranks, GPUs that stay busy; and ranks that are in different calls."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipelog
+from pipelog.report import Report
+
+WAITS = {
+    "recv": (
+        "    recv (torch/distributed/distributed_c10d.py:1600)\n    recv (deepspeed/runtime/pipe/p2p.py:92)\n"
+        "    _exec_{way} (deepspeed/runtime/pipe/engine.py:980)\n"
+    ),
+    "loader": "    poll (multiprocessing/popen_fork.py:27)\n    _try_get_data (torch/utils/data/dataloader.py:1132)\n    __next__ (loader.py:41)\n",
+    "allreduce": "    all_reduce (torch/distributed/distributed_c10d.py:2219)\n    reduce (train.py:77)\n",
+    "broadcast": "    broadcast (torch/distributed/distributed_c10d.py:1999)\n    share (train.py:71)\n",
+    "synchronize": "    synchronize (torch/cuda/__init__.py:783)\n    loss_of (train.py:90)\n",
+}
+
+
+def dump(place: str, way: str = "recv_activations") -> str:
+    frames = WAITS[place].format(way=way)
+    return (
+        'Process 4312: /usr/bin/python -u train.py\nPython v3.10.12 (/usr/bin/python3.10)\n\nThread 4312 (idle): "MainThread"\n'
+        f'{frames}    <module> (train.py:120)\nThread 4400 (idle): "Thread-1"\n    wait (threading.py:324)\n    run (tqdm/_monitor.py:60)\n'
+    )
+
+
+def log(stages: int, last: datetime | None = None, steps: int = 3) -> str:
+    """A launch, the map of a pipeline of one replica, and steps ten seconds apart of which the last ends at *last*."""
+    last = last or datetime.fromisoformat("2024-05-01T10:00:30")
+    ranks = ", ".join(f"ProcessCoord(pipe={n}, data=0): {n}" for n in range(stages))
+    lines = [f"Using topology: {{{ranks}}}"]
+    for n in range(1, steps + 1):
+        at = last - timedelta(seconds=10 * (steps - n))
+        lines.append(f"[{at:%Y-%m-%d %H:%M:%S},000] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]")
+        lines.append(f"steps: {n} loss: 2.5000 iter time (s): 10.000 samples/sec: 1.600")
+    return "\n".join(lines) + "\n"
+
+
+def report(folder: Path, files: dict[str, str]) -> Report:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return pipelog.diagnose(pipelog.read(folder))
+
+
+def failure(found: Report) -> dict[str, Any]:
+    assert found.failure is not None
+    return found.failure
+
+
+def test_the_rank_that_loads_data_while_its_neighbours_wait(tmp_path: Path) -> None:
+    """Stage 0 loads; 1 to 3 wait for activations. Stage 1 waits for stage 0 itself: it is the root."""
+    places = {0: "loader", 1: "recv", 2: "recv", 3: "recv"}
+    found = report(tmp_path, {"train.log": log(4)} | {f"stack_rank{r}.txt": dump(p) for r, p in places.items()})
+    assert found.run["status"] == "hung"
+    verdict = failure(found)
+    assert (verdict["category"], verdict["cause_known"], verdict["ranks"], verdict["stages"]) == ("hang", False, [0], [0])
+    assert verdict["evidence"][0]["file"] == "stack_rank0.txt"
+    assert verdict["evidence"][0]["line"] == 4
+    assert "rank 0 in poll (multiprocessing/popen_fork.py:27)" in verdict["title"]
+    assert [f.name for f in found.findings if f.severity.value == "error"] == ["run-hung"]
+
+
+def test_of_two_that_are_elsewhere_the_one_that_is_waited_for(tmp_path: Path) -> None:
+    """Rank 3 has no work for now and sits in its own loader; nobody waits for it. Ranks 1 and 2 wait for activations, 1 for those of rank 0."""
+    places = {0: "loader", 1: "recv", 2: "recv", 3: "loader"}
+    found = report(tmp_path, {"train.log": log(4)} | {f"stack_rank{r}.txt": dump(p) for r, p in places.items()})
+    assert failure(found)["ranks"] == [0]
+
+
+def test_where_all_wait_nobody_is_named(tmp_path: Path) -> None:
+    files = {f"stack_rank{r}.txt": dump("recv", "recv_grads" if r == 0 else "recv_activations") for r in range(4)}
+    found = report(tmp_path, {"train.log": log(4)} | files)
+    assert found.run["status"] == "hung"
+    assert failure(found)["ranks"] == []
+
+
+def test_one_in_another_collective_than_all_others(tmp_path: Path) -> None:
+    files = {f"stack_rank{r}.txt": dump("broadcast" if r == 2 else "allreduce") for r in range(4)}
+    assert failure(report(tmp_path, files))["ranks"] == [2]
+
+
+@pytest.mark.parametrize("place", ["loader", "synchronize"])
+def test_stacks_in_which_nobody_waits_for_anybody_show_no_hang(tmp_path: Path, place: str) -> None:
+    """A profile of a run that works: nobody knows what a device waits for."""
+    found = report(tmp_path, {"train.log": log(4)} | {f"stack_rank{r}.txt": dump(place) for r in range(4)})
+    assert (found.run["status"], found.failure) == ("incomplete", None)
+
+
+def test_stacks_beside_a_run_that_came_to_its_end(tmp_path: Path) -> None:
+    done = log(4) + "".join(f"[2024-05-01 10:01:00,000] [INFO] [launch.py:348:main] Process {n} exits successfully.\n" for n in range(4))
+    spawned = "".join(
+        f"[2024-05-01 09:59:00,000] [INFO] [launch.py:256:main] process {n} spawned with command: ['python', 'train.py']\n" for n in range(4)
+    )
+    places = {0: "loader", 1: "recv", 2: "recv", 3: "recv"}
+    found = report(tmp_path, {"train.log": spawned + done} | {f"stack_rank{r}.txt": dump(p) for r, p in places.items()})
+    assert (found.run["status"], found.failure) == ("completed", None)
+
+
+# ---- silence
+
+
+def gpus(last: datetime, minutes: list[int], percent: int, devices: int = 2) -> str:
+    rows = ["timestamp, index, utilization.gpu [%], memory.used [MiB]"]
+    for m in minutes:
+        rows += [f"{last + timedelta(minutes=m):%Y/%m/%d %H:%M:%S}.000, {d}, {percent} %, 61000 MiB" for d in range(devices)]
+    return "\n".join(rows) + "\n"
+
+
+LAST = datetime.fromisoformat("2024-05-27T10:26:06")
+
+
+def test_gpus_that_stay_busy_after_the_last_line(tmp_path: Path) -> None:
+    """Two hours of silence at steps of ten seconds: it hangs; nothing says why, or who."""
+    found = report(tmp_path, {"train.log": log(2, LAST), "gpu.csv": gpus(LAST, [30, 60, 120], 100)})
+    assert found.run["status"] == "hung"
+    verdict = failure(found)
+    assert (verdict["category"], verdict["cause_known"], verdict["confidence"], verdict["ranks"]) == ("hang", False, "low", [])
+    assert ("gpu.csv", 2) in {(e["file"], e["line"]) for e in verdict["evidence"]}
+    assert found.run["last_step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("minutes", "percent"),
+    [
+        ([30, 60], 0),  # dead, or idle
+        ([30, 60], 60),  # at work on something
+        ([-5, 0, 2], 100),  # no longer than an evaluation may take
+        ([30], 100),  # a single sample
+    ],
+)
+def test_nothing_is_concluded(tmp_path: Path, minutes: list[int], percent: int) -> None:
+    found = report(tmp_path, {"train.log": log(2, LAST), "gpu.csv": gpus(LAST, minutes, percent)})
+    assert (found.run["status"], found.failure) == ("incomplete", None)
+
+
+# ---- ranks in different calls
+
+
+def watchdog(rank: int, op: str, size: int, *, seq: int = 40, group: str = "0") -> str:
+    head = f"[rank{rank}]:[E ProcessGroupNCCL.cpp:563] "
+    work = f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={size}, NumelOut={size}, Timeout(ms)=600000) ran for 600077 milliseconds before timing out."
+    named = f"{head}[PG {group} Rank {rank}] Timeout at NCCL work: {seq}, last enqueued NCCL work: {seq}, last completed NCCL work: {seq - 1}.\n"
+    return f"{head}[Rank {rank}] Watchdog caught collective operation timeout: {work}\n{named}"
+
+
+def test_the_rank_that_makes_another_call(tmp_path: Path) -> None:
+    text = "".join(watchdog(r, "BROADCAST" if r == 3 else "ALLREDUCE", 700 if r == 3 else 500) for r in range(4))
+    verdict = failure(report(tmp_path, {"train.log": text}))
+    assert verdict["ranks"] == [3]
+    assert "it makes BROADCAST (NumelIn=700, NumelOut=700), the others ALLREDUCE (NumelIn=500, NumelOut=500)" in verdict["title"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(watchdog(r, "BROADCAST" if r > 1 else "ALLREDUCE", 500) for r in range(4)),  # two against two
+        "".join(watchdog(r, "SEND" if r == 3 else "RECV", 500) for r in range(4)),  # p2p: each pair has calls of its own
+        "".join(watchdog(r, "ALLREDUCE", 900 if r == 3 else 500, group="5" if r == 3 else "2") for r in range(4)),  # groups of two stages
+        "".join(watchdog(r, "ALLREDUCE", 500) for r in range(4)),
+    ],
+)
+def test_no_rank_is_named(tmp_path: Path, text: str) -> None:
+    assert failure(report(tmp_path, {"train.log": text}))["ranks"] == []
