@@ -52,6 +52,7 @@ def _input(given: Any) -> JSON:
     }
 
 
+_MOST_CHANGES = 20
 _SHOWN_NOTES = frozenset({"prefixes", "rank_from_name", "lines", "rank", "rank_from", "host", "trace_events", "truncated", "device_name", "vendor"})
 
 
@@ -64,6 +65,7 @@ def _run(tables: Tables) -> JSON:
     started, ended, length = _times(tables)
     saved, lost = (_int(v) for v in tables["losses"].loc[chosen, ["saved", "lost_steps"]])
     facts = tables["facts"]
+    changed = _changes(tables)
     step = _median_step(tables["steps"])
     torch = said(facts, ("version.torch",))
     return {
@@ -81,6 +83,7 @@ def _run(tables: Tables) -> JSON:
         "last_checkpoint_step": saved,
         "lost_steps": lost,
         "lost_s": round(lost * step, 3) if lost is not None and step is not None else None,
+        "attempt": chosen,
         "attempts": [
             {
                 "index": e.attempt,
@@ -88,11 +91,21 @@ def _run(tables: Tables) -> JSON:
                 "first_step": spans.get(e.attempt, (None, None))[0],
                 "last_step": spans.get(e.attempt, (None, None))[1],
                 "category": e.category,
+                "changed": changed.get(e.attempt, [])[:_MOST_CHANGES],
             }
             for e in deaths
         ],
         "ledger": _ledger(tables),
     }
+
+
+def _changes(tables: Tables) -> dict[int, list[str]]:
+    """Attempt → what was changed since the one before."""
+    found = tables.get("changes")
+    if found is None:
+        return {}
+    said_ = found["name"] + ": " + found["before"] + " → " + found["after"]
+    return {int(attempt): list(mine) for attempt, mine in said_.groupby(found["attempt"])}
 
 
 def _has(tables: Tables, source: str) -> bool:
@@ -315,7 +328,7 @@ def _failure(death: Death) -> JSON | None:
 def _ledger(tables: Tables) -> JSON | None:
     """Where the time of the attempts went; null for a single one without clocks."""
     found = tables.get("ledger")
-    if found is None or (found["wall_s"].isna().all()):
+    if found is None or found["wall_s"].isna().all() or tables["attempts"].jobs:
         return None
     rows = found.drop(columns=["status", "category"]).to_dict("records")
     return {

@@ -13,6 +13,7 @@ from pipelog.events import Input, Skipped
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
+from pipelog.tables.attempts import Attempts
 from pipelog.tables.breakdown import PARTS, Breakdown
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
@@ -175,6 +176,10 @@ class Given:
     def _deaths(self, spec: list[Spec] | None) -> list[Death]:
         """Verdicts of the attempts, in order."""
         return [_death(number, dict(given)) for number, given in enumerate(spec or [])]
+
+    def _attempts(self, spec: Spec | None) -> Attempts:
+        """As many as there are verdicts; `jobs`: of different jobs."""
+        return Attempts(pd.DataFrame(), len(self["deaths"]), **(spec or {}))
 
     def _chosen(self, spec: int | None) -> int:
         return len(self["deaths"]) - 1 if spec is None else spec

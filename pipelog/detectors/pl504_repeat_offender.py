@@ -16,10 +16,11 @@ from pipelog._text import count, listed
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, detector
 from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
+from pipelog.tables.attempts import Attempts
 
 
-@detector("PL504", "repeat-offender", needs=("deaths",))
-def repeat_offender(deaths: list[Death], *, attempts: int = 2) -> Iterator[Finding]:
+@detector("PL504", "repeat-offender", needs=("deaths", "attempts"))
+def repeat_offender(deaths: list[Death], starts: Attempts, *, attempts: int = 2) -> Iterator[Finding]:
     """One finding a host; one a rank where no host is known."""
     bad = [d for d in deaths if d.status in ("failed", "hung")]
     if len(deaths) < 2:
@@ -31,7 +32,7 @@ def repeat_offender(deaths: list[Death], *, attempts: int = 2) -> Iterator[Findi
     for death in bad:
         if len(death.hosts) == 1:
             hosts[death.hosts[0]].append(death)
-        elif len(death.ranks) == 1:
+        elif len(death.ranks) == 1 and not starts.jobs:
             ranks[death.ranks[0]].append(death)
     for host, mine in hosts.items():
         if len(mine) >= attempts:

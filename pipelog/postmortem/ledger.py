@@ -49,7 +49,8 @@ def losses(
     every = float(interval[0].value) if interval and isinstance(interval[0].value, float) else None
     out = []
     for number in range(attempts.count):
-        before = checkpoints[checkpoints["attempt"].fillna(0) <= number]
+        until = checkpoints["attempt"].fillna(0)
+        before = checkpoints[(until == number) if attempts.jobs else (until <= number)]
         known = [int(before["step"].iloc[-1])] if len(before) else []
         resumed = loaded.loc[loaded["attempt"] == number, "value"]
         known += [int(resumed.iloc[-1])] if len(resumed) else []
