@@ -31,7 +31,7 @@ def changes(rows: pa.Table, attempts: Attempts) -> pd.DataFrame:
     family = facts["name"].str.extract(r"^([^.]*)", expand=False)
     facts = facts[family.isin(_ORDER) & ~facts["name"].str.contains(_OF_THE_MOMENT) & ~facts["name"].str.contains(_SECRET)]
     if attempts.jobs or attempts.count < 2 or not len(facts):
-        return pd.DataFrame({"attempt": pd.Series([], dtype="int64"), "name": [], "before": [], "after": []})
+        return pd.DataFrame(columns=["attempt", "name", "before", "after"], dtype="str").astype({"attempt": "int64"})
     facts = facts.assign(text=facts["text"].where(facts["name"] != "launch.world_info", facts["text"].map(_hosts)))
     several = facts.groupby(["attempt", "name"])["text"].transform("nunique") > 1
     one = facts[~several].drop_duplicates(["attempt", "name"])
