@@ -1,7 +1,7 @@
 """PL001 missing-ranks: the folder lacks ranks that the run had.
 
 What it does: compares the ranks that have a file of their own (a log named after its rank, a trace) with the world size, and the nodes
-whose launcher wrote into the folder with the number of nodes.
+whose launcher wrote into the folder with the number of nodes; and the ranks that came to the store-based barrier at the start.
 Why it matters: the rank that began a failure, or the slowest one, may be the one whose file is not there.
 What to do: collect the missing files before you conclude anything about other ranks.
 When it is wrong: one merged log of all ranks is whole, whatever else lies beside it; recording a trace on some ranks only is common
@@ -47,6 +47,32 @@ def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame, 
                 (Advice(f"add the {what}s of these ranks to the folder"),),
             )
     yield from _nodes(facts, topology)
+    yield from _barrier(placed, world)
+
+
+def _barrier(placed: pa.Table, world: int) -> Iterator[Finding]:
+    """Ranks that no line of the store-based barrier names, where as many are named as it says have come: the others never came."""
+    waits = frame(placed, ("error",), ("name", "rank", "value", "file", "line"))
+    waits = waits[waits["name"] == "store-wait"]
+    came = {int(r) for r in waits["rank"].dropna()}
+    missing = [r for r in range(world) if r not in came]
+    if not missing or not came or waits["value"].isna().all() or int(waits["value"].max()) != len(came) or _joined(placed):
+        return
+    yield Finding(
+        "PL001",
+        "missing-ranks",
+        f"{len(came)} of {world} ranks came to the store-based barrier, where the job begins; {listed(missing)} never came",
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(ranks=tuple(missing) if len(missing) <= 64 else ()),
+        cite(waits.drop_duplicates("rank")),
+        (Advice("see whether these ranks were started: their node's launcher, its output, MASTER_ADDR and the number of nodes"),),
+    )
+
+
+def _joined(placed: pa.Table) -> bool:
+    """Whether the job went on behind its start: then the barrier was passed."""
+    return bool(len(frame(placed, ("step", "iteration", "progress", "timer"), ("line",))))
 
 
 def _merged(inputs: list[Input], placed: pa.Table) -> bool:

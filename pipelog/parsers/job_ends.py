@@ -75,21 +75,30 @@ def hf_runtime(found: Records) -> Iterator[Rows]:
     yield found.rows("scalar", "samples_per_s", value=found.float("rate"))
 
 
-_WORDS = tuple(
-    f"{training} {is_}{done}" for training in ("training", "Training", "TRAINING") for is_ in ("", "is ") for done in ("finished", "done", "complete")
-)
+_SUBJECTS = ("training", "Training", "TRAINING", "fine-tuning", "Fine-tuning", "finetuning", "Finetuning", "fit", "Fit", "run", "Run", "job", "Job")
+_WORDS = tuple(f"{subject} {is_}{done}" for subject in _SUBJECTS for is_ in ("", "is ") for done in ("finished", "done", "complete"))
 _ALONE = r"^(?:\[[^\]]*\]:?|[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
+
+
+_OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
 
 
 # 0: training finished
 # [trainer] training finished
 # training finished: 200 steps, final loss 3.1182, model written to out/final
 # Training complete!
+# run complete: 300 steps
+# `Trainer.fit` stopped: `max_steps=1000` reached.
 @records(
     "script-done",
-    mark=(*_WORDS, "TRAINING FINISHED", "TRAINING DONE", "TRAINING COMPLETE"),
+    mark=(*_WORDS, "TRAINING FINISHED", "TRAINING DONE", "TRAINING COMPLETE", "`Trainer.fit` stopped: `max_"),
     head=_ALONE,
-    pattern=r"^(?P<words>(?i:training (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,8}\.?)?(?:: [^%]+)?)[\s.!=*#~-]*)$",
+    pattern=(
+        r"^(?P<words>(?:(?i:(?:training|fine-?tuning|fit) (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,10}\.?)?(?:: [^%]+)?)"
+        # a job script says "job done" and "run finished" of a run that crashed as well: only with what was done
+        rf"|(?i:(?:run|job) (?:is )?(?:finished|done|completed?))(?: successfully|(?:,? after|:) [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)"
+        r"|`Trainer\.fit` stopped: `max_(?:steps|epochs)=\d+` reached)[\s.!=*#~-]*)$"
+    ),
 )
 def script_done(found: Records) -> Iterator[Rows]:
     """Give the end in the user script's own words: only where they are the whole of a line, but for stamps and prefixes."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
+from pipelog.parsers._facts import first_of_each
 from pipelog.parsers.torch_cpp import MOST_CHARACTERS
 from pipelog.parsing import Records, Rows, lines
 
@@ -22,13 +23,17 @@ from pipelog.parsing import Records, Rows, lines
     mark="Waiting in store based barrier",
     pattern=(
         r"^ ?(?:[^\s\"'`][^\"'`]*)?\bWaiting in store based barrier to initialize process group for (?:\d+ seconds, )?rank: (?P<rank>\d{1,9}), key: \S+ "
-        r"\(world_size=\d+, (?:worker_count|num_workers_joined)=(?P<came>\d{1,9}),"
+        r"\(world_size=(?P<world>\d{1,9}), (?:worker_count|num_workers_joined)=(?P<came>\d{1,9}),"
     ),
 )
 def barrier(found: Records) -> Iterator[Rows]:
-    """Give a rank that waits in the store-based barrier, and how many came so far (value)."""
+    """Give a rank that waits in the store-based barrier, how many came so far (value), and once how many are expected."""
     text = pc.utf8_slice_codeunits(found["line"], 0, MOST_CHARACTERS)
     yield found.rows("error", "store-wait", rank=found.int("rank"), value=found.float("came"), text=text)
+    # later barriers are those of groups, which may expect fewer ranks
+    size = found.float("world")
+    whole = first_of_each(found.where(pc.equal(size, pc.max(size))), "world")
+    yield whole.rows("fact", "topology.world_size", value=whole.float("world"), text=whole["world"])
 
 
 @lines(

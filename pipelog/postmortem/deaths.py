@@ -213,6 +213,9 @@ def _whom(
         ranks, _, shown = silent_targets(echoes, heard, topology)
         why = "its neighbours lost it, and it said nothing" if ranks else ""
         lines += list(shown)
+    if not ranks and not kind.job:
+        tasks = _by_task(roles, same)
+        ranks, lines = _ranks(tasks), [*lines, *tasks.index]
     hosts = _hosts(ranks, same, topology)
     if not ranks and not kind.job:
         ranks, hosts = _by_exit(roles, hosts)
@@ -298,6 +301,13 @@ def _stages(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> t
 def _hosts(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> tuple[str, ...]:
     found = {h for r in ranks if (h := topology.host_of(r)) is not None}
     return tuple(sorted(found or {h for h in rows["host"] if isinstance(h, str)}))
+
+
+def _by_task(roles: pd.DataFrame, same: pd.DataFrame) -> pd.DataFrame:
+    """srun's lines of the same kind on the same host, with the task: the daemon of a node words a kill without it."""
+    hosts = set(same["host"].dropna())
+    mine = roles[(roles["name"] == "slurm-task") & roles["error"].isin(same["error"]) & (roles["role"] != Role.BENIGN.value)]
+    return mine[mine["host"].isin(hosts) & mine["rank"].notna()] if len(hosts) == 1 else mine.iloc[:0]
 
 
 def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
