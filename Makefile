@@ -10,7 +10,7 @@ demo: $(BIN)/.installed
 	$(BIN)/pipelog analyze $(DEMO)
 
 test: $(BIN)/.installed-test browser
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(PYTEST)
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff format --check pipelog tests bench tools
