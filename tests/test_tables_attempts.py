@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelog import diagnose, read
 from pipelog.events import Input
 from tests.making import Row, step, tables
 
@@ -60,9 +62,7 @@ def test_every_rank_s_engine_line_begins_no_attempt_of_its_own() -> None:
 
 def test_messages_before_the_engine_are_no_work() -> None:
     """A warning between the launcher's line and the engine's line, and between two engines' lines."""
-    made = tables(
-        [start(), {"kind": "error", "name": "level"}, start("engine"), {"kind": "error", "name": "level"}, start("engine"), step(1)]
-    )
+    made = tables([start(), {"kind": "error", "name": "level"}, start("engine"), {"kind": "error", "name": "level"}, start("engine"), step(1)])
     assert made["attempts"].count == 1
 
 
@@ -204,3 +204,38 @@ def test_nothing_at_all_is_one_attempt() -> None:
     assert made["attempts"].count == 1
     assert made["chosen"] == 0
     assert made["endings"][0].status == "incomplete"
+
+
+# ---- what a shell traces, and starts without a launcher
+
+
+def test_the_shell_s_trace_of_a_command_belongs_to_the_start_that_follows() -> None:
+    """`+ deepspeed …` stands some lines before the launcher's first: the arguments are the new start's."""
+    rows = [start("shell", line=1), start(line=3), step(1, line=4), start("shell", line=7), start(line=9)]
+    made = tables(rows)
+    assert made["attempts"].segments["first_line"].tolist() == [0, 7]
+
+
+def test_a_shell_s_trace_alone_is_no_start() -> None:
+    """The script traces a second command, of which nothing else was written."""
+    assert tables([start(line=1), step(1, line=2), start("shell", line=3), step(2, line=4), step(3, line=5)])["attempts"].count == 1
+
+
+def test_a_trace_before_work_is_no_part_of_a_later_start() -> None:
+    made = tables([start("shell", line=1), start(line=2), start("shell", line=3), step(1, line=4), start(line=6), step(1, line=7)])
+    assert made["attempts"].segments["first_line"].tolist() == [0, 6]
+
+
+def test_arguments_that_are_dumped_again_begin_an_attempt(tmp_path: Path) -> None:
+    """Megatron without any launcher's line; the second start goes on where the first one's checkpoint was."""
+    arguments = "------------------------ arguments ------------------------\n  micro_batch_size ................................ 4\n-------------------- end of arguments ---------------------\n"
+
+    def iterations(first: int, last: int) -> str:
+        return "".join(
+            f" iteration {n:8}/ 1000 | elapsed time per iteration (ms): 100.0 | learning rate: 1.0E-04 | lm loss: 9.0E+00 |\n"
+            for n in range(first, last + 1)
+        )
+
+    (tmp_path / "train.log").write_text(arguments + iterations(1, 5) + arguments + iterations(6, 8) + arguments + iterations(7, 9))
+    found = diagnose(read(tmp_path)).run["attempts"]
+    assert [(a["first_step"], a["last_step"]) for a in found] == [(1, 5), (6, 8), (7, 9)]

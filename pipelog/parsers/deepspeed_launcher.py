@@ -105,8 +105,9 @@ def _arguments(words: list[str], line: int) -> Iterator[Row]:
 # + torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 @block("launcher-shell-trace", mark=("+ torchrun ", "+ deepspeed "), most=1)
 def shell_trace(found: Block) -> Iterator[Row]:
-    """Give the arguments of a launcher's command that `bash -x` shows."""
+    """Give the arguments of a launcher's command that `bash -x` shows, and that a start follows."""
     if not found.head.rstrip().rstrip("+"):
+        yield {"kind": "start", "name": "shell"}
         yield from _arguments(found.first.split(), found.line)
 
 

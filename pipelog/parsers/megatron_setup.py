@@ -147,13 +147,15 @@ def theory(found: Records) -> Iterator[Rows]:
 
 @block("megatron-arguments", mark="-- arguments --", head=r"-{10,}$", most=3000)
 def arguments(block: Block) -> Iterator[Row]:
-    """One fact per argument that matters; other writers' lines in between are passed over."""
+    """A start, and one fact per argument that matters; other writers' lines in between are passed over."""
     found: list[tuple[int, str, str]] = []
     for number, text in block.lines():
         if "-- end of arguments --" in text or ("-- arguments --" in text and number != block.line):
             break
         if row := _ARGUMENT.match(text):
             found.append((number, row.group(1), row.group(2).rstrip()))
+    if found:
+        yield {"kind": "start", "name": "megatron"}
     neox = any(len(value) > 7 and value.endswith((".updated", ".default")) for _, _, value in found)
     for number, name, value in found:
         if name in _ARGUMENTS:

@@ -68,16 +68,20 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
     cuts: list[int] = []
     strong = weak = begun = False  # seen since the last cut: any sign of work; steps or ends; a start
     last_step: dict[str, int] = {}
+    traced: int | None = None  # the shell's trace of the command that starts: it belongs to the start that follows, and is none by itself
     for kind, name, step, line in zip(rows["kind"], rows["name"], rows["step"], rows["line"], strict=True):
+        if kind == "start" and name == "shell":
+            traced = int(line)
+            continue
         if kind == "start":
             # words before the first start are the script's around it (a check of the machine), not a start that failed
             if (strong and begun and name in _STRONG) or weak:
-                cuts.append(int(line))
+                cuts.append(int(line) if traced is None else traced)
                 strong = weak = False
                 last_step = {}
-            begun = True
+            begun, traced = True, None
             continue
-        strong = True
+        strong, traced = True, None
         weak = weak or kind != "error"
         if kind == "step" and not pd.isna(step):
             if int(step) < last_step.get(name, -1):
