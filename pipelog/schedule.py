@@ -95,7 +95,7 @@ def replay(forward: np.ndarray, backward: np.ndarray, delays: Delays | None = No
     free = [np.zeros(lead) for _ in range(p)]
     activation, grad = np.zeros((*lead, p, m)), np.zeros((*lead, p, m))  # when they have arrived
     begin, last = np.full(lead, np.inf), np.zeros(lead)
-    work = {(step, s): found for s in range(p) for step in range(2 * (m + p - 1)) if (found := _work_at(step, s, p, m))}
+    work = {(step, s): found for s in range(p) for step in range(2 * (m + p - 1)) if (found := work_at(step, s, p, m))}
     nothing: tuple[str, int] = ("", 0)
     for step in range(2 * (m + p - 1)):
         now = [work.get((step, s), nothing) for s in range(p)]
@@ -125,7 +125,7 @@ def replay(forward: np.ndarray, backward: np.ndarray, delays: Delays | None = No
     return np.asarray(last - begin)
 
 
-def _work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:
+def work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:
     """What a stage computes at a step of the schedule; at one of wrong parity or out of range nothing."""
     if (step - stage) % 2 == 0:
         k = (step - stage) // 2

@@ -42,6 +42,7 @@ LAYERS = (
     ("parsers",),
     ("reading",),
     ("tables", "placing"),
+    ("replay",),
     ("findings",),
     ("postmortem", "detectors"),
     ("report", "charts"),

@@ -1,0 +1,1 @@
+"""Replay: the dependency graph of a pipeline schedule run on durations, measured or assumed. See docs/replay.md."""

@@ -1,0 +1,207 @@
+"""One step of a pipeline, simulated: start and end of every instruction from the durations of each.
+
+    graph = schedule_graph("1f1b", p=4, m=8)
+    line = simulate(graph, Costs(forward=2_000_000, backward=4_000_000, activation=100_000, grad=100_000))
+    line.phase(), line.bubble(), line.of("forward")
+
+Times are in the unit of the costs, nanoseconds throughout pipelog. Axes before (place, micro-batch) are independent steps and replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+
+from pipelog.replay.dag import Dag, dag
+from pipelog.replay.orders import Schedule, in_flight, program
+
+Durations = np.ndarray | float | int
+
+KINDS = (
+    "load", "before_forward", "forward", "before_backward", "recompute", "backward", "weight",
+    "send_activation", "recv_activation", "activation", "send_grad", "recv_grad", "grad",
+)  # fmt: skip
+COMPUTE = ("forward", "recompute", "backward", "weight")
+_AT_EDGES = frozenset(KINDS[7:])
+_ALWAYS = frozenset({"forward", "backward", *KINDS[7:]})
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Durations of one step's instructions, ns: numbers, or arrays that broadcast to (…, places, m) or (…, places - 1, m).
+
+    forward, recompute, backward: the passes; backward without recomputation. weight: the part of the backward pass that only makes
+    weight gradients, where it is to be told apart (zero-bubble); backward is then without it too. load: to get the batch, before the
+    forward pass. before_forward, before_backward: idle time of the host before the pass. activation, grad: a transfer over the edge
+    between places j and j + 1, down and up, once both sides are ready. send_…, recv_…: idle time of the caller right before its call.
+    Without interleaving places are stages; with v chunks there are p v, in the order in which a micro-batch passes them.
+    """
+
+    forward: Durations
+    backward: Durations
+    recompute: Durations = 0
+    weight: Durations = 0
+    load: Durations = 0
+    before_forward: Durations = 0
+    before_backward: Durations = 0
+    activation: Durations = 0
+    grad: Durations = 0
+    send_activation: Durations = 0
+    recv_activation: Durations = 0
+    send_grad: Durations = 0
+    recv_grad: Durations = 0
+
+    def given(self) -> frozenset[str]:
+        """Kinds of instructions that take any time."""
+        return frozenset(f.name for f in fields(self) if np.any(np.asarray(getattr(self, f.name))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Instructions of one step and what each waits for. kind: into KINDS; stage (of a transfer the sender), place (or edge), micro_batch.
+
+    blocking: a message needs both sides and holds both until it has come (gloo, NCCL above its buffers: what DeepSpeed's blocking send and
+    receive do). Otherwise it leaves when it is sent, one after another on a link, and only the receiver waits.
+    """
+
+    schedule: Schedule
+    p: int
+    m: int
+    v: int
+    blocking: bool
+    dag: Dag
+    kind: np.ndarray
+    stage: np.ndarray
+    place: np.ndarray
+    micro_batch: np.ndarray
+
+    def in_flight(self) -> np.ndarray:
+        """Micro-batches that each stage holds at its peak, (p,)."""
+        return np.array([in_flight(self.schedule, s, self.p, self.m, self.v) for s in range(self.p)])
+
+    def nodes(self, kind: str) -> np.ndarray:
+        """Numbers of the instructions of a kind, (places or edges, m); empty where the graph has none."""
+        found = np.flatnonzero(self.kind == KINDS.index(kind))
+        return found[np.lexsort((self.micro_batch[found], self.place[found]))].reshape(-1, self.m)
+
+
+def schedule_graph(
+    schedule: Schedule, p: int, m: int, v: int = 1, *, blocking: bool | None = None, kinds: frozenset[str] = frozenset(KINDS)
+) -> Graph:
+    """The graph of one step: p stages, m micro-batches of one replica, v chunks a stage (interleaved only).
+
+    blocking: see `Graph`; by default DeepSpeed's schedule and GPipe block, those that overlap messages with compute do not. kinds: leave out
+    instructions that take no time. Raises ValueError where the schedule does not exist for these numbers or cannot run.
+    """
+    if p < 1:
+        raise ValueError(f"p must be at least 1, not {p}")
+    if blocking is None:
+        blocking = schedule in ("1f1b", "1f1b-send-first", "gpipe")
+    return _graph(schedule, p, m, v, (kinds | _ALWAYS) & frozenset(KINDS), blocking=blocking)
+
+
+@lru_cache(maxsize=32)
+def _graph(schedule: Schedule, p: int, m: int, v: int, kinds: frozenset[str], *, blocking: bool) -> Graph:
+    number: dict[tuple[str, int, int], int] = {}
+    stages: list[int] = []
+    programs = []
+    for s in range(p):
+        mine = [one for one in program(schedule, s, p, m, v) if one[0] in kinds]
+        programs.append(mine)
+        for one in mine:
+            number[one] = len(stages)
+            stages.append(s)
+    for s, mine in enumerate(programs):
+        for kind, edge, k in mine:
+            if kind.startswith("send_"):
+                number[kind.removeprefix("send_"), edge, k] = len(stages)
+                stages.append(s)
+    before: list[list[int]] = [[] for _ in stages]
+    on_link: dict[tuple[str, int], int] = {}
+    for mine in programs:
+        earlier: list[int] = []
+        for one in mine:
+            node, (call, _, name) = number[one], one[0].partition("_")
+            before[node] += earlier
+            earlier = [node]
+            if call not in ("send", "recv"):
+                continue
+            transfer = number[name, one[1], one[2]]
+            if call == "send":
+                before[transfer].append(node)
+                if not blocking and (name, one[1]) in on_link:
+                    before[transfer].append(on_link[name, one[1]])
+                on_link[name, one[1]] = transfer
+            elif blocking:
+                before[transfer].append(node)
+            if call == "recv" or blocking:
+                earlier = [transfer] if blocking else [node, transfer]
+    made = dag(len(stages), before)
+    keys = np.array([(KINDS.index(kind), place, k) for kind, place, k in number])
+    back = np.argsort(made.order)
+    return Graph(schedule, p, m, v, blocking, made, keys[back, 0], np.array(stages)[back], keys[back, 1], keys[back, 2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """Times of every instruction of a graph: durations, start, end, each (nodes, …), ns from the step's beginning."""
+
+    graph: Graph
+    durations: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def of(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """(start, end) of the instructions of a kind, (…, places or edges, m).
+
+        A transfer starts when both sides are ready (blocking) or when it is sent. A send or receive begins with its start, its call comes
+        after its own idle time; under blocking it lasts until its transfer's end.
+        """
+        nodes = self.graph.nodes(kind)
+        return np.moveaxis(self.start[nodes], (0, 1), (-2, -1)), np.moveaxis(self.end[nodes], (0, 1), (-2, -1))
+
+    def phase(self) -> np.ndarray:
+        """Length of the pipeline phase, (…): start of the first forward pass to the end of the last backward pass."""
+        last = np.isin(self.graph.kind, (KINDS.index("backward"), KINDS.index("weight")))
+        return np.asarray(self.end[last].max(axis=0) - self.start[self.graph.kind == KINDS.index("forward")].min(axis=0))
+
+    def busy(self) -> np.ndarray:
+        """Time in passes of each stage, (…, p)."""
+        work = np.isin(self.graph.kind, [KINDS.index(k) for k in COMPUTE])
+        return np.stack([self.durations[work & (self.graph.stage == s)].sum(axis=0) for s in range(self.graph.p)], axis=-1)
+
+    def bubble(self) -> np.ndarray:
+        """Idle share of the phase of each stage, (…, p): 1 - busy / phase."""
+        return np.asarray(1 - self.busy() / self.phase()[..., None])
+
+    def slack(self) -> np.ndarray:
+        """By how much each instruction may be late without lengthening the step, (nodes, …)."""
+        return self.graph.dag.slack(self.durations, self.end)
+
+    def critical(self) -> np.ndarray:
+        """Which instructions lie on the critical path, (nodes, …): one longest chain to the end of the last backward pass."""
+        return self.graph.dag.critical(self.start, self.end)
+
+
+def simulate(graph: Graph, costs: Costs) -> Timeline:
+    """Run the graph on durations; every instruction starts as soon as what it waits for has ended. Whole numbers stay exact."""
+    missing = costs.given() - {KINDS[k] for k in np.unique(graph.kind)} - (_AT_EDGES if graph.p * graph.v == 1 else frozenset())
+    if missing:
+        raise ValueError(f"the graph has no {', '.join(sorted(missing))}")
+    places = graph.p * graph.v
+    given = {f.name: np.asarray(getattr(costs, f.name)) for f in fields(costs)}
+    rows = {name: places - 1 if name in _AT_EDGES else places for name in given}
+    lead = np.broadcast_shapes(*(value.shape[:-2] for value in given.values() if value.ndim > 2))
+    durations = np.zeros((len(graph.kind), *lead), np.result_type(*given.values()))
+    for name, value in given.items():
+        if rows[name] and (nodes := graph.nodes(name)).size:
+            durations[nodes] = np.moveaxis(np.broadcast_to(value, (*lead, rows[name], graph.m)), (-2, -1), (0, 1))
+    start, end = graph.dag.run(durations)
+    return Timeline(graph, durations, start, end)
+
+
+def run(schedule: Schedule, costs: Costs, p: int, m: int, v: int = 1, *, blocking: bool | None = None) -> Timeline:
+    """Simulate one schedule on durations, with only the instructions that take time in its graph."""
+    return simulate(schedule_graph(schedule, p, m, v, blocking=blocking, kinds=costs.given()), costs)
