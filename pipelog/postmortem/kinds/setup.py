@@ -50,9 +50,10 @@ def mesh(case: Case) -> Iterator[Advice]:
     sizes = case.match(r"world size \((\d+)\) is not divisible by .*?\((\d+)\) times .*?\((\d+)\)")
     if sizes:
         world, tp, pp = (int(n) for n in sizes.groups())
-        yield Advice(
-            f"use a number of GPUs that {tp * pp} (= {tp} tensor × {pp} pipeline) divides: {world // (tp * pp) * tp * pp or tp * pp} or {(world // (tp * pp) + 1) * tp * pp} instead of {world}"
-        )
+        one = tp * pp
+        times = world // one
+        fit = f"{times * one} or {(times + 1) * one}" if times else f"{one}"
+        yield Advice(f"use a number of GPUs that {one} (= {tp} tensor × {pp} pipeline) divides: {fit} instead of {world}")
     else:
         yield Advice("make world size = pipeline stages × data-parallel replicas × tensor-parallel ranks")
 
