@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,14 @@ _MOST_POINTS = 1500
 _MOST_BARS = 6000
 _MOST_BINS = 400
 _MOST_PEERS = 64
+_MOST_LANES = 32
 _LEAST_LATE_NS = 1_000_000
 _LEAST_LOAD_NS = 2_000_000
 """A shorter wait for the batch is not drawn: it is the usual gap before a pass."""
 
 
 def data(tables: Tables) -> dict[str, Any]:
-    """timeline, stages, peers, steps, loss, links, collectives: each only where there are data for it."""
+    """timeline, stages, peers, steps, loss, links, collectives, lanes: each only where there are data for it."""
     made = {
         "timeline": _timeline(tables),
         "stages": _stages(tables),
@@ -30,6 +33,7 @@ def data(tables: Tables) -> dict[str, Any]:
         "loss": _loss(tables),
         "links": _links(tables),
         "collectives": _collectives(tables),
+        "lanes": _lanes(tables),
     }
     return {name: value for name, value in made.items() if value}
 
@@ -211,6 +215,56 @@ def _collectives(tables: Tables) -> list[dict[str, Any]] | None:
         }
         for r in per.reset_index().to_dict("records")
     ]
+
+
+def _lanes(tables: Tables) -> dict[str, Any] | None:
+    """The ranks in the end of the last attempt, from the first of their last steps (else of their lines) to the last of their lines.
+
+    from, to: ISO 8601, local time. rows: rank, stage, host, step; step_s, last_s and the error's error_s in s after `from` (before it negative);
+    file and line of the last line, error_file, error_line and error_role. A line without a time stands at the one above it, and last_until_s or
+    error_until_s is the one below. Of more ranks
+    than _MOST_LANES those that began it and those that fell silent first; `more` counts the others: ranks, and first_s and last_s of their last lines.
+    """
+    found = tables.get("lanes")
+    if found is None or not len(found):
+        return None
+    times = found[["step_ns", "last_ns", "error_ns"]].astype("Float64")
+    lines = found[["first_ns", "error_ns"]].astype("Float64")
+    begin = found["step_ns"].min() if found["step_ns"].notna().any() else lines.min().min()
+    end = times.max().max()
+    if pd.isna(begin) or pd.isna(end):
+        return None
+    began = set(tables["deaths"][-1].ranks)
+    ranked = found.assign(_other=~found["rank"].isin(began), _last=found["last_ns"].fillna(found["error_ns"])).sort_values(
+        ["_other", "_last", "rank"]
+    )
+    shown, rest = ranked.head(_MOST_LANES).sort_values("rank"), ranked.iloc[_MOST_LANES:]
+    since = _since(int(begin))
+    made: dict[str, Any] = {
+        "from": _iso(int(begin)),
+        "to": _iso(int(end)),
+        "length_s": since(end),
+        "rows": [_lane(r, since) for r in shown.to_dict("records")],
+    }
+    if len(rest):
+        made["more"] = {"ranks": len(rest), "first_s": since(rest["_last"].min()), "last_s": since(rest["_last"].max())}
+    return made
+
+
+def _since(begin: int) -> Callable[[Any], float | None]:
+    return lambda ns: None if pd.isna(ns) else round((int(ns) - begin) / 1e9, 3)
+
+
+def _iso(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
+
+
+def _lane(row: dict[str, Any], since: Callable[[Any], float | None]) -> dict[str, Any]:
+    words = ("host", "file", "error_file", "error_role")
+    numbers = ("rank", "stage", "step", "line", "error_line")
+    times = {f"{n}_s": since(row[f"{n}_ns"]) for n in ("step", "last", "last_until", "error", "error_until")}
+    told = {n: None if pd.isna(row[n]) else row[n] for n in words} | {n: None if pd.isna(row[n]) else int(row[n]) for n in numbers}
+    return told | times
 
 
 def thinned(rows: pd.DataFrame, most: int = _MOST_POINTS) -> pd.DataFrame:

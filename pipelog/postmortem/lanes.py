@@ -1,0 +1,92 @@
+"""What the ranks did in the end: when each made its last step, wrote its last line, and said its first error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.postmortem.deaths import Death
+from pipelog.postmortem.kinds import Role
+from pipelog.tables import Tables, table
+from pipelog.tables.topology import Topology
+
+_CLOCKS = ("log", "utc")
+_ERRORS = {Role.INITIATING.value: 0, Role.CASCADE.value: 1, Role.TEARDOWN.value: 2}
+
+
+@table("lanes", needs=("tables", "deaths", "chosen"))
+def lanes(tables: Tables, deaths: list[Death], chosen: int) -> pd.DataFrame:
+    """One row a rank that wrote a line in the last attempt: rank, stage, host; first_ns and last_ns (its first and last line), file and line of the last; step and
+    step_ns (its last step); error_ns, error_role, error_file, error_line (its first error, the one that began it before others).
+
+    Times are of the logs' own clock, ns. Of a line without a time it is the last time above it in its file; last_until_ns and error_until_ns
+    are then the next one below, before which it was written. What others print of a rank (launchers, tables of ranks) is none of its lines, but may be its error. Null where
+    nothing tells. Empty where the run came to its end.
+    """
+    last = deaths[-1]
+    if last.status == "completed" or not len(last.roles):
+        return pd.DataFrame(columns=[*_COLUMNS, *_ERROR])
+    mine = tables if last.attempt == chosen else tables.of_attempt(last.attempt)
+    logs = [i.path for i in mine["inputs"] if i.kind == "log"]
+    found = _ends(_timed(mine["placed"], last.roles, logs)).merge(_errors(last.roles), on="rank", how="outer").sort_values("rank", ignore_index=True)
+    topology: Topology = mine["topology"]
+    found["stage"] = pd.array([topology.stage_of(int(r)) for r in found["rank"]], dtype="Int64")
+    found["host"] = pd.Series([topology.host_of(int(r)) for r in found["rank"]], dtype=object, index=found.index)
+    return found[[*_COLUMNS, *_ERROR]]
+
+
+_COLUMNS = ("rank", "stage", "host", "first_ns", "last_ns", "last_until_ns", "step", "step_ns", "file", "line")
+_ERROR = ("error_ns", "error_until_ns", "error_role", "error_file", "error_line")
+_BY_OTHERS = ("place", "process", "end")
+"""Kinds of rows that speak of a rank without being printed by it."""
+
+
+def _timed(placed: pa.Table, roles: pd.DataFrame, logs: list[str]) -> pd.DataFrame:
+    """Rows of the logs, with the errors as `errors` has them, in order of file and line: rank, step, file, line, kind; at, its time or the last one above it in its file; until, the next below it."""
+    clock = placed.column("clock").cast(pa.string())
+    stamped = pa.compute.is_in(clock, pa.array(_CLOCKS))
+    of_log = pa.compute.and_(pa.compute.is_in(placed.column("file").cast(pa.string()), pa.array(logs, pa.string())), placed.column("line").is_valid())
+    rows = (
+        placed.select(["kind", "rank", "step", "file", "line"])
+        .append_column("at", pa.compute.if_else(stamped, placed.column("start_ns"), None))
+        .filter(of_log)
+    )
+    made = pd.DataFrame({n: rows.column(n).cast(pa.string()).to_pandas() for n in ("kind", "file")})
+    made = made.assign(**{n: rows.column(n).cast(pa.float64(), safe=False).to_numpy() for n in ("rank", "step", "line", "at")})
+    said = roles[roles["kind"] == "error"].assign(at=np.nan)
+    made = pd.concat([made[made["kind"] != "error"], said[list(made.columns)].astype(dict.fromkeys(("rank", "step", "line", "at"), float))])
+    # the times of errors were given their year
+    errors = roles[["file", "line", "at_ns"]].dropna().astype({"line": float, "at_ns": float}).drop_duplicates(["file", "line"])
+    made = made.merge(errors, on=["file", "line"], how="left").sort_values(["file", "line"], kind="stable", ignore_index=True)
+    own = made["at"].fillna(made["at_ns"])
+    by_file = own.groupby(made["file"], sort=False)
+    made["at"] = own.fillna(by_file.transform(lambda t: t.cummax().ffill()))
+    made["until"] = by_file.bfill().where(own.isna())
+    return made
+
+
+def _ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """First and last line, and last step, of each rank that has any. Times are exact to 256 ns, which is enough."""
+    known = rows[~rows["kind"].isin(_BY_OTHERS)].dropna(subset=["rank", "at"])
+    ends = known.sort_values(["at", "line"], kind="stable").groupby("rank")
+    last = ends.tail(1).set_index("rank")[["at", "until", "file", "line"]].rename(columns={"at": "last_ns", "until": "last_until_ns"})
+    steps = (
+        known[known["step"] > 0].sort_values(["step", "at"], kind="stable").groupby("rank")[["step", "at"]].last().rename(columns={"at": "step_ns"})
+    )
+    found = last.join(ends["at"].min().rename("first_ns")).join(steps).reset_index()
+    numbers = ["rank", "first_ns", "last_ns", "last_until_ns", "step", "step_ns", "line"]
+    return found.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))
+
+
+def _errors(roles: pd.DataFrame) -> pd.DataFrame:
+    """Of each rank the error that tells most about its end: the one that began it, else the first that followed; those with a time before others."""
+    found = roles[roles["rank"].notna() & roles["role"].isin(_ERRORS)]
+    bare = found["at_ns"].isna()
+    since, until = (found[n].astype("Float64").astype("Int64") for n in ("since_ns", "until_ns"))
+    found = found.assign(
+        _weight=found["role"].map(_ERRORS), _bare=bare, error_ns=found["at_ns"].astype("Int64").fillna(since), error_until_ns=until.where(bare)
+    )
+    found = found.sort_values(["_weight", "_bare", "error_ns", "order", "line"], kind="stable").drop_duplicates("rank")
+    renamed = found.rename(columns={"role": "error_role", "file": "error_file", "line": "error_line"})
+    return renamed.assign(rank=renamed["rank"].astype("Int64"), error_line=renamed["error_line"].astype("Int64"))[["rank", *_ERROR]]
