@@ -167,14 +167,14 @@ def test_a_series_that_never_changes_is_a_sentence() -> None:
 def test_a_failure_shows_its_price_its_lines_and_what_followed() -> None:
     document = json.loads(report("R01").to_json())
     document["run"] |= {"status": "failed", "last_checkpoint_step": 180, "lost_steps": 20, "lost_s": 372.0}
-    lines = [{"file": "log.txt", "line": 90 + i, "text": f"[rank{i}] aborted", "ranks": [i]} for i in range(300)]
-    document["failure"] |= {"category": "memory.gpu-oom", "consequences": lines, "advice": [{"action": "move two layers", "expected": "peak falls"}]}
+    groups = [{"file": "log.txt", "line": 90 + i, "text": f"[rank{i}] aborted", "what": "aborted", "count": 4, "ranks": [i]} for i in range(100)]
+    document["failure"] |= {"category": "memory.gpu-oom", "consequences": groups, "advice": [{"action": "move two layers", "expected": "peak falls"}]}
     text = render(Report.from_json(json.dumps(document))).replace("\N{NO-BREAK SPACE}", " ")
-    assert "20 steps (6 min) lost since the checkpoint of step 180" in text
+    assert "20 steps (6 min) since the checkpoint of step 180" in text
     assert text.index("Move two layers.") < text.index('<section id="proof"') < text.index("CANCELLED AT 2021-05-23T08:45:57")
-    assert "<summary>300 lines that followed from it</summary>" in text
-    assert "[rank199] aborted" in text
-    assert "[rank200] aborted" not in text
+    assert "400 lines of other ranks and of launchers" in text
+    assert "<summary>rank 59 aborted (4 lines)</summary>" in text
+    assert "<summary>rank 60 aborted (4 lines)</summary>" not in text
 
 
 def empty() -> Report:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pipelog.reading.configs import is_config
 from pipelog.reading.error_files import is_error_file
 from pipelog.reading.files import Source
@@ -25,6 +27,17 @@ _BINARY = {
 }
 
 
+_OWN = re.compile(
+    rb"""<!--\ pipelog\ report\ -->                      # Markdown
+    |\{\s*"schema":\s*"pipelog\.report/               # JSON
+    |<!doctype\ html>(?:(?!</head>).){,20000}?<meta\ name="generator"\ content="pipelog\b
+    |(?:OK|SLOW|ATTENTION|FAILED|HUNG|CANCELLED|TIME\ LIMIT|PREEMPTED|CANNOT\ TELL)\ \ \S.*?^Looked\ at\ and\ clear:\    # what the terminal shows
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+"""What `analyze` itself writes: it cites the lines of errors, which must not be read as if they were new ones."""
+
+
 def kind(source: Source) -> tuple[str, str | None]:
     """(key of its reader, or events, or ignored; the reason where ignored). Raises OSError where it cannot be read."""
     head = _head(source)
@@ -46,6 +59,8 @@ def kind(source: Source) -> tuple[str, str | None]:
     if head[:1] == b"\x80":
         return "ignored", "ignored, because it is a pickle of something else, and pickles can run code"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if _OWN.match(text):
+        return "ignored", "ignored, because it is a report of pipelog"
     if text[:1] in (b"{", b"["):
         if is_trace(head):
             return "trace", None

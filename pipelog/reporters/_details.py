@@ -8,6 +8,7 @@ from typing import Any
 from pipelog._text import count, percent, seconds, size
 from pipelog.findings import DETECTORS, Status
 from pipelog.report import JSON, Report
+from pipelog.reporters._numbers import parameters
 
 Rows = list[tuple[str, ...]]
 
@@ -75,11 +76,7 @@ def stages(report: Report) -> Rows:
     if not any(s["layers"] or s["params"] for s in rows):
         return []
     counted = any(s["params"] for s in rows)
-    return [(str(s["stage"]), _layers(s["layers"]), *([_millions(s["params"])] if counted else [])) for s in rows]
-
-
-def _millions(number: int | None) -> str:
-    return f"{number / 1e6:,.3g} million" if number else ""
+    return [(str(s["stage"]), _layers(s["layers"]), *([parameters(s["params"]) if s["params"] else ""] if counted else [])) for s in rows]
 
 
 def _layers(pair: list[int] | None) -> str:

@@ -34,6 +34,12 @@ def finalize(value: Any) -> Any:
     return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
 
 
+def coded(text: str) -> Markup:
+    """Text as HTML whose `pieces in backticks` are code."""
+    parts = re.split(r"`([^`]+)`", visible(text))
+    return Markup("").join(part if n % 2 == 0 else Markup("<code>{}</code>").format(part) for n, part in enumerate(parts))
+
+
 def label(text: str, most: int = 60) -> str:
     """Text for a chart: one line, no longer than *most*, and nothing that plotly would take for a tag, an entity or a place to fill in."""
     line = " ".join(visible(str(text)).split()).replace("%{", "% {")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from pipelog._text import count, digits, percent, seconds
+from pipelog._text import count, percent, seconds
 from pipelog.findings import Status
 from pipelog.report import JSON, Report
-from pipelog.reporters._figures import AMBER, DARK, INK, PAPER, RED, Figure, Key, axis, layout, tone
+from pipelog.reporters._figures import AMBER, DARK, INK, MUTED, PAPER, RED, Figure, Key, axis, layout, tone
+from pipelog.reporters._numbers import power_of_two, raised, scale, significant
 from pipelog.reporters._places import Place, Places
 
 _SOURCES = {
@@ -93,9 +94,11 @@ def _change_label(place: Place) -> JSON:
     }
 
 
-def _line(steps: list[int], values: list[float | None], hover: str) -> JSON:
+def _line(steps: list[int], values: list[float | None], hover: str, told: list[str] | None = None) -> JSON:
+    """told: the values in words, for the hover text, where its numbers would not read well."""
     few = len(steps) <= 80
     x, y = _apart(steps, values)
+    words = dict(zip(steps, told, strict=True)) if told else {}
     return {
         "type": "scatter",
         "mode": "lines+markers" if few else "lines",
@@ -104,6 +107,7 @@ def _line(steps: list[int], values: list[float | None], hover: str) -> JSON:
         "line": {"color": DARK, "width": 1.8},
         "marker": {"color": DARK, "size": 6 if few else 3, "line": {"color": PAPER, "width": 1}},
         "hovertemplate": f"{hover}<extra></extra>",
+        **({"customdata": [words.get(s, "") if s is not None else "" for s in x]} if told else {}),
     }
 
 
@@ -150,7 +154,7 @@ def _constant(series: JSON) -> bool:
 
 
 def _plain(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:,g}".replace("-", "−")
+    return "not a number" if value is None else significant(value)
 
 
 def _number(name: str, series: JSON, places: Places) -> Figure:
@@ -160,25 +164,26 @@ def _number(name: str, series: JSON, places: Places) -> Figure:
     finite = [v for v in values if v is not None]
     logarithmic = name == "loss_scale" and bool(finite) and min(finite) > 0
     broken = [s for s, v in zip(steps, values, strict=True) if v is None]
-    data = [_line(steps, values, f"step %{{x:,d}}: {title.lower()} %{{y:,.5~g}}")]
+    told = [_told(name, v) for v in values]
+    data = [_line(steps, values, f"step %{{x:,d}}: {title.lower()} %{{customdata}}", told)]
     if broken:
         data.append(_crosses(broken, min(finite, default=0.0)))
     frame = layout(
         230,
         x=_step_axis(steps),
-        y=axis(grid=True, nticks=6) | ({"type": "log", "dtick": _decades(finite), "tickformat": "~s"} if logarithmic else {}),
+        y=axis(grid=True, nticks=6) | (_powers(finite) if logarithmic else {}),
         above=unit,
         shapes=[_span(p) for p in named if p.finding.where.steps],
     )
     legend = [Key(RED, "nan or inf (no value to draw)", shape="cross")] if broken else []
     if any(p.finding.where.steps for p in named):
         legend.append(Key(AMBER, "steps that a finding names", shape="band"))
-    rows = tuple((f"{s:,}", "nan or inf" if v is None else f"{v:,.6g}") for s, v in zip(steps, values, strict=True))
+    rows = tuple((f"{s:,}", t) for s, t in zip(steps, told, strict=True))
     says = tuple(sentence for p in named for sentence in places.titles(p.finding.name))
     return Figure(
         name.replace("_", "-"),
         title,
-        tuple(dict.fromkeys(says)) or (_moves(title, finite),),
+        tuple(dict.fromkeys(says)) or (_moves(name, title, finite),),
         data,
         frame,
         tuple(legend),
@@ -188,9 +193,24 @@ def _number(name: str, series: JSON, places: Places) -> Figure:
     )
 
 
-def _decades(values: list[float]) -> int:
-    """Whole powers of ten as ticks, few enough to be read."""
-    return max(1, math.ceil(math.log10(max(values) / min(values)) / 5)) if values else 1
+def _told(name: str, value: float | None) -> str:
+    """Four digits that count; a loss scale whole, as the power that it is."""
+    return "nan or inf" if value is None else scale(value) if name == "loss_scale" else significant(value)
+
+
+def _powers(values: list[float]) -> JSON:
+    """A logarithmic axis: powers of two as ticks, which loss scales are, else of ten; few enough to be read."""
+    base = 2 if all(power_of_two(v) is not None for v in values) else 10
+    low, high = math.floor(math.log(min(values), base) + 1e-9), math.ceil(math.log(max(values), base) - 1e-9)
+    apart = max(1, math.ceil((high - low) / 6))
+    ticks = list(range(low, high + apart, apart))
+    return {
+        "type": "log",
+        "tickmode": "array",
+        "tickvals": [float(base) ** n for n in ticks],
+        "ticktext": [raised(base, n) for n in ticks],
+        "tickfont": {"size": 14, "color": MUTED},
+    }
 
 
 def _crosses(steps: list[int], at: float) -> JSON:
@@ -220,11 +240,9 @@ def _span(place: Place) -> JSON:
     }
 
 
-def _moves(title: str, values: list[float]) -> str:
+def _moves(name: str, title: str, values: list[float]) -> str:
     """From where to where, with the range."""
-    ends = f"{title} goes from {_short(values[0])} to {_short(values[-1])}"
-    return f"{ends}, between {_short(min(values))} and {_short(max(values))}."
-
-
-def _short(value: float) -> str:
-    return digits(value) if 0.01 <= abs(value) < 1e9 or value == 0 else f"{value:.3g}"
+    first, last, low, high = (_told(name, v) for v in (values[0], values[-1], min(values), max(values)))
+    return (
+        f"{title} goes from {first} to {last}, between {low} and {high}." if {first, last} != {low, high} else f"{title} goes from {first} to {last}."
+    )

@@ -57,12 +57,22 @@ def stages(places: Iterable[Place]) -> set[int]:
 def sentence(text: str) -> str:
     """With a capital and a full stop, and no number parted from its unit."""
     whole = kept(text)
-    return f"{whole[:1].upper()}{whole[1:]}{'' if whole.endswith(('.', '!', '?')) else '.'}" if whole else ""
+    return f"{capital(whole)}{'' if whole.endswith(('.', '!', '?')) else '.'}" if whole else ""
+
+
+_NAME = re.compile(r"[^\s]*[\d_./`=][^\s]|(?:py-spy|nvidia-smi|rocm-smi|dmesg|sacct|srun|kubectl|torchrun|ssh)\b")
+
+
+def capital(text: str) -> str:
+    """With a capital, but for names that begin a sentence: hosts, commands, variables (`gpu-b07`, `py-spy`, `train_batch`)."""
+    return text if _NAME.match(text) else f"{text[:1].upper()}{text[1:]}"
 
 
 _NUMBER = re.compile(r"(\d) (?=(?:[mµn]?s|[KMGT]?i?B|min|h)\b|%)")
 
+_COUNTED = re.compile(r"\b([Ss]tep|[Rr]ank|[Ss]tage|[Ss]tart) (?=\d)")
+
 
 def kept(text: str) -> str:
-    """*text* whose numbers stay on the line of their units."""
-    return _NUMBER.sub("\\1\N{NO-BREAK SPACE}", text)
+    """*text* whose numbers stay on the line of their units, and of what they count."""
+    return _COUNTED.sub("\\1\N{NO-BREAK SPACE}", _NUMBER.sub("\\1\N{NO-BREAK SPACE}", text))

@@ -1,43 +1,20 @@
-"""Sentences and lists of the HTML report: made from what the report holds, nothing computed."""
+"""Sentences and lists of the HTML report and of the Markdown: made from what the report holds, nothing computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelog._text import count, percent, seconds
 from pipelog.findings import Advice, Evidence, Severity
 from pipelog.report import JSON, Report
+from pipelog.reporters._failure import VERDICTS
 from pipelog.reporters._places import Place, Places
-from pipelog.reporters.verdict import Verdict
 
 
-def duration(value: float) -> str:
-    """Seconds as a reader wants them: 41 s, 6 min, 1 h 52 min."""
-    if value < 120:
-        return seconds(value * 1e9)
-    minutes = round(value / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def price(report: Report) -> str:
-    """What the end cost and how sure its cause is: the second line of facts."""
-    run, failure = report.run, report.failure
-    parts = []
-    if failure:
-        parts.append(f"confidence {failure['confidence']}")
-        parts.append(f"cause {failure['category']}, shown in the files" if failure["cause_known"] else "the cause does not show in the files")
-        if failure.get("at"):
-            parts.append(f"at {str(failure['at'])[:19].replace('T', ' ')}")
-    if run["lost_steps"] and run["status"] != "completed":
-        time = f" ({duration(run['lost_s'])})" if run["lost_s"] else ""
-        saved = (
-            f" since the checkpoint of step {run['last_checkpoint_step']:,}"
-            if run["last_checkpoint_step"] is not None
-            else ": no checkpoint was saved"
-        )
-        parts.append(f"{count(run['lost_steps'], 'step')}{time} lost{saved}")
-    return " · ".join(parts)
+def cut(text: str, most: int) -> str:
+    """No longer than *most*: what is left out is in the middle, since lines of launchers say at their end what happened."""
+    head = (most - 3) * 3 // 5
+    return text if len(text) <= most else f"{text[:head]} … {text[len(text) - (most - 3 - head) :]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +29,26 @@ class Deed:
 def deeds(report: Report, places: Places) -> list[Deed]:
     """What to do: the cure of a failure first, then the advice of the findings, errors first, then by cost; each once."""
     found: dict[str, Deed] = {a["action"]: Deed(a["action"], a.get("expected")) for a in (report.failure or {}).get("advice", [])}
-    ranked = sorted(places.every, key=lambda p: (p.finding.severity is not Severity.ERROR, -(p.finding.cost or 0.0)))
+    ranked = sorted(
+        places.every,
+        key=lambda p: (report.failure is not None and not _of_failure(p), p.finding.severity is not Severity.ERROR, -(p.finding.cost or 0.0)),
+    )
     for place in ranked:
         for advice in place.finding.advice:
             found.setdefault(advice.action, _deed(advice, place))
     return list(found.values())
+
+
+_OF_FAILURES = (*VERDICTS, "lost-work", "repeat-offender", "loss-nan", "loss-scale-collapse")
+
+
+def _of_failure(place: Place) -> bool:
+    return place.finding.name in _OF_FAILURES
+
+
+def elsewhere(deed: Deed) -> bool:
+    """Whether it has nothing to do with the end of the run: a matter for another day."""
+    return deed.place is not None and not _of_failure(deed.place)
 
 
 def _deed(advice: Advice, place: Place) -> Deed:
@@ -65,23 +57,30 @@ def _deed(advice: Advice, place: Place) -> Deed:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the input that shows something, the finding it belongs to, and what stands instead of a text (events of traces have none)."""
+    """A line of the input that shows something, the finding it belongs to, what stands instead of a text (events of traces have none), and the lines around it."""
 
     evidence: Evidence
     place: Place | None = None
     instead: str = ""
+    around: tuple[tuple[int, str], ...] = ()
 
 
 def proof(report: Report, places: Places, most: int = 6) -> list[Line]:
     """The lines that prove the verdict: those of the failure, else the first of each finding that is more than information."""
     if report.failure and report.failure["evidence"]:
-        return [Line(evidence(e)) for e in report.failure["evidence"]][:most]
+        return [Line(evidence(e), around=_around(e)) for e in report.failure["evidence"]][:most]
     out = []
     for place in places.every:
         if place.finding.severity is not Severity.INFO:
             found = place.finding.evidence
             out += [Line(e, place) for e in found if e.text][:2] or [Line(e, place, place.finding.title) for e in found[:1]]
     return out[:most]
+
+
+def _around(given: JSON) -> tuple[tuple[int, str], ...]:
+    """Number and text of the lines around one, itself among them; nothing where it stands alone."""
+    lines = tuple((int(c["line"]), str(c["text"])) for c in given.get("context") or ())
+    return lines if len(lines) > 1 else ()
 
 
 def evidence(given: JSON) -> Evidence:
@@ -148,25 +147,3 @@ def collectives_say(report: Report) -> str:
         f"The time once all ranks have come is the network's; the wait for the last rank is not. The longest wait is that of {longest['name']}, "
         f"{seconds(longest['wait_ms'] * 1e6)} a step."
     )
-
-
-def ticket(report: Report, said: Verdict, todo: list[Deed], lines: list[Line]) -> str:
-    """The report in short, as plain text to paste into a ticket."""
-    return "\n".join(_ticket(report, said, todo, lines))
-
-
-def _ticket(report: Report, said: Verdict, todo: list[Deed], lines: list[Line]) -> Iterator[str]:
-    yield f"{said.word}: {said.sentence}"
-    yield said.facts
-    if price(report):
-        yield price(report)
-    if todo:
-        yield "\nWhat to do"
-    for number, deed in enumerate(todo[:5], 1):
-        yield f"{number}. {deed.action}{f' ({deed.expected})' if deed.expected else ''}"
-    if lines:
-        yield "\nThe lines that prove it"
-    for line in lines:
-        at = f":{line.evidence.line}" if line.evidence.line is not None else ""
-        yield f"{line.evidence.file}{at}  {(line.evidence.text or '').strip()[:300]}".rstrip()
-    yield f"\npipelog {report.pipelog_version}"

@@ -16,17 +16,20 @@ from pipelog.findings import Evidence, Finding, Status
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.reporters import _details as details
+from pipelog.reporters import _failure as failed
 from pipelog.reporters import _figures as look
 from pipelog.reporters import _words as words
 from pipelog.reporters import reporter
-from pipelog.reporters._escape import finalize, json_block, label
+from pipelog.reporters._escape import coded, finalize, json_block, label
 from pipelog.reporters._figures import Figure
+from pipelog.reporters._figures_end import ends, ledger
 from pipelog.reporters._figures_places import devices, links, memory
 from pipelog.reporters._figures_series import constants, numerics, step_time
 from pipelog.reporters._figures_shares import peers, phase, shares, step
 from pipelog.reporters._figures_timeline import timeline
 from pipelog.reporters._places import Places, kept, placed, sentence
 from pipelog.reporters._plotly import library, source
+from pipelog.reporters.markdown import render as ticket
 from pipelog.reporters.verdict import verdict
 
 
@@ -46,6 +49,8 @@ def render(report: Report) -> str:
             pictures=pictures,
             blocks=_blocks(every),
             policy=_policy(drawn=bool(every)),
+            ends=ends(report),
+            ledger=ledger(report),
             **_texts(report, places),
             **_tables(report),
         )
@@ -81,20 +86,23 @@ def _policy(*, drawn: bool) -> str:
 
 def _texts(report: Report, places: Places) -> dict[str, Any]:
     """The parts of the page that are sentences and lists."""
-    said = verdict(report)
-    todo, lines = words.deeds(report, places), words.proof(report, places)
-    traces = {i["path"] for i in report.inputs if i["kind"] == "trace"}
+    todo = words.deeds(report, places)
+    later = [d for d in todo if words.elsewhere(d)] if report.failure else []
     return {
-        "said": said,
-        "price": words.price(report),
-        "deeds": todo,
-        "proof": lines,
-        "ticket": words.ticket(report, said, todo, lines),
+        "said": verdict(report),
+        "glance": failed.facts(report),
+        "labels": failed.labels(report),
+        "deeds": [d for d in todo if d not in later],
+        "later": later,
+        "proof": words.proof(report, places),
+        "followed": failed.followed(report),
+        "ticket": ticket(report),
         "time_says": words.where_time_goes(report),
         "collectives_say": words.collectives_say(report),
         "constants": constants(report),
-        "traces": traces,
+        "traces": {i["path"] for i in report.inputs if i["kind"] == "trace"},
         "used": {o.id: details.used(o.options) for o in report.outcomes if o.options},
+        "verdicts": failed.VERDICTS if report.failure else (),
     }
 
 
@@ -128,7 +136,15 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"sentence": sentence, "kept": kept, "percent": percent, "short": _short, "color": _variable, "evidence": words.evidence}
+    made.filters |= {
+        "sentence": sentence,
+        "kept": kept,
+        "coded": coded,
+        "percent": percent,
+        "short": _short,
+        "color": _variable,
+        "evidence": words.evidence,
+    }
     made.globals |= {"page": details.page, "where": _where, "count": count, "asset": _asset, "palette": _palette, "at": _at, "label": label}
     return made
 

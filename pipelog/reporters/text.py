@@ -11,13 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelog._text import count, percent
-from pipelog.findings import Finding, Severity, Status
+from pipelog.findings import Evidence, Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters import reporter
+from pipelog.reporters._failure import VERDICTS, facts, followed, labels, ratio, spent, starts
+from pipelog.reporters._places import capital
+from pipelog.reporters._words import cut
 from pipelog.reporters.verdict import verdict
 
 _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "unknown": "bold blue"}
 _SEVERITIES = {Severity.ERROR: ("error", "bold red"), Severity.WARNING: ("warning", "yellow"), Severity.INFO: ("info", "blue")}
+
+
+_MOST = 12
+"""More groups of lines, or starts, are in the other reports."""
 
 
 @reporter("text", suffix=".txt")
@@ -38,16 +45,72 @@ def styled(report: Report, console: Console) -> None:
     console.print(Text(printable(said.facts), style="dim"))
     for note in report.notes:
         console.print(Text(printable(note), style="dim"))
+    if report.failure:
+        _ended(report, console)
     for finding in report.findings:
-        console.print()
-        _finding(finding, console)
+        if report.failure is None or finding.name not in VERDICTS:
+            console.print()
+            _finding(finding, console)
     console.print()
     _rest(report, console)
 
 
+def _ended(report: Report, console: Console) -> None:
+    """The verdict of a run that did not come to its end, before everything else."""
+    failure = report.failure or {}
+    console.print()
+    for fact in (*facts(report), *labels(report)):
+        _row(fact.name, Text(printable(fact.value), style="" if fact.known else "yellow"), console)
+    _list("What to do", [_advised(a) for a in failure["advice"]], console, numbered=True)
+    _list("The lines that show it", [_cited(Evidence(e["file"], e.get("line"), e.get("text"))) for e in failure["evidence"]], console)
+    _list("What followed from it", [Text(printable(f.says)) for f in followed(report)[:_MOST]], console)
+    _list("What would tell more", [Text(printable(m)) for m in failure["missing"]], console)
+    spent = [Text(line) for line in _time(report)]
+    _list("Where the time went", spent, console)
+
+
+def _row(name: str, value: Text, console: Console) -> None:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=10, no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    grid.add_row(name, value)
+    console.print(grid)
+
+
+def _list(title: str, lines: list[Text], console: Console, *, numbered: bool = False) -> None:
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    for number, line in enumerate(lines, 1):
+        grid = Table.grid(padding=0)
+        grid.add_column(width=3 if numbered else 2, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(f"{number}." if numbered else "", line)
+        console.print(grid)
+
+
+def _advised(advice: dict[str, Any]) -> Text:
+    line = Text(printable(capital(advice["action"])))
+    if advice.get("expected"):
+        line.append(f" ({printable(advice['expected'])})", style="dim")
+    return line
+
+
+def _time(report: Report) -> list[str]:
+    """The ratio, and of several starts one line each."""
+    every = starts(report)
+    said = [ratio(report)] if ratio(report) else []
+    if len(every) > 1:
+        said += [printable(f"start {s.number}: {spent(s)}") for s in every[-_MOST:]]
+    elif every and every[0].parts:
+        said.append(spent(every[0]))
+    return said
+
+
 def _finding(finding: Finding, console: Console) -> None:
     word, style = _SEVERITIES[finding.severity]
-    title = Text(printable(_capital(finding.title)))
+    title = Text(printable(capital(finding.title)))
     title.append(f"  [{finding.id} {finding.name}, confidence {finding.confidence.value}{_cost(finding)}]", style="dim")
     head = Table.grid(padding=0)
     head.add_column(width=8, no_wrap=True)
@@ -55,17 +118,21 @@ def _finding(finding: Finding, console: Console) -> None:
     head.add_row(Text(word, style=style), title)
     console.print(head)
     for evidence in finding.evidence:
-        place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file
-        line = Text(printable(place), style="cyan")
-        if evidence.text:
-            line.append("  ")
-            line.append(_shortened(printable(evidence.text)), style="dim")
-        console.print(Padding(line, (0, 0, 0, 8)), no_wrap=False)
+        console.print(Padding(_cited(evidence), (0, 0, 0, 8)), no_wrap=False)
     for advice in finding.advice:
         line = Text("→ " + printable(advice.action))
         if advice.expected:
             line.append(f" ({printable(advice.expected)})", style="dim")
         console.print(Padding(line, (0, 0, 0, 8)))
+
+
+def _cited(evidence: Evidence) -> Text:
+    place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file
+    line = Text(printable(place), style="cyan")
+    if evidence.text:
+        line.append("  ")
+        line.append(cut(printable(evidence.text).strip(), 200), style="dim")
+    return line
 
 
 def _cost(finding: Finding) -> str:
@@ -98,14 +165,6 @@ def _inputs(report: Report) -> str:
     return "; ".join(parts)
 
 
-def _shortened(text: str, most: int = 160) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def printable(text: Any) -> str:
     """Text of logs is hostile: without control characters a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in str(text))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pipelog._text import count, digits, percent
 from pipelog.findings import Finding, Severity, Status
 from pipelog.report import Report
+from pipelog.reporters._failure import VERDICTS
+from pipelog.reporters._places import capital
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,13 @@ def verdict(report: Report) -> Verdict:
     facts = _facts(report)
     loud = [f for f in report.findings if f.severity is not Severity.INFO]
     status = report.run["status"]
-    if status in _ENDED:
-        word, tone = _ENDED[status]
+    if status in _ENDED or report.failure:
+        word, tone = _ENDED.get(status, ("ATTENTION", "warning"))
         return Verdict(word, tone, _how_it_ended(report) + _also(loud), facts)
     if loud:
         first = max(loud, key=lambda f: (f.severity is Severity.ERROR, f.cost or 0.0))
         slow = first.name in _SLOW
-        return Verdict("SLOW" if slow else "ATTENTION", "error" if first.severity is Severity.ERROR else "warning", _capital(first.title), facts)
+        return Verdict("SLOW" if slow else "ATTENTION", "error" if first.severity is Severity.ERROR else "warning", capital(first.title), facts)
     looked = [o for o in report.outcomes if o.status in (Status.CLEAR, Status.FOUND)]
     if not report.metrics["step_time_s"]["n"] and report.metrics["bubble"]["measured"] is None and not report.metrics["devices"]:
         return Verdict("CANNOT TELL", "unknown", _what_is_missing(report), facts)
@@ -50,13 +52,14 @@ def verdict(report: Report) -> Verdict:
 
 def _how_it_ended(report: Report) -> str:
     failure = report.failure
-    title = _capital(failure["title"]) if failure else f"The run {report.run['status']}"
-    step = report.run["last_step"]
-    return title + (f", after step {step:,}" if step is not None else "")
+    if failure is None:
+        return {"failed": "The run failed", "hung": "The run hung"}.get(report.run["status"], "The job did not come to its end")
+    return capital(failure["title"]) + (f", after step {failure['step']:,}" if failure["step"] else "")
 
 
 def _also(loud: list[Finding]) -> str:
-    return f"; {count(len(loud), 'more finding')} below" if loud else ""
+    more = [f for f in loud if f.name not in VERDICTS]
+    return f"; {count(len(more), 'more finding')} below" if more else ""
 
 
 def _what_is_missing(report: Report) -> str:
@@ -96,7 +99,3 @@ def _span(begin: str, end: str | None) -> str:
     if end is None:
         return f"from {begin[:16].replace('T', ' ')}"
     return f"{begin[:16].replace('T', ' ')} → {end[11:16] if end[:10] == begin[:10] else end[:16].replace('T', ' ')}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
