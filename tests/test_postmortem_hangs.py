@@ -1,0 +1,359 @@
+"""Who is waited for: watchdogs, the pipeline's timeouts, and flight recorders, each against a case that is small enough to reason out."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipelog
+from pipelog.events import Input
+from pipelog.postmortem.deaths import Death
+from pipelog.postmortem.flights import Flights
+from pipelog.postmortem.hangs import Hang
+from pipelog.tables import Tables
+from tests.making import Row, step, tables, topology_map
+
+SECOND = 10**9
+T0 = 1_709_650_000 * SECOND
+DEFAULT = "0(default_pg)"
+ENGINE = "/opt/venv/lib/python3.11/site-packages/deepspeed/runtime/pipe/engine.py:1000"
+
+
+def watchdog(rank: int, seq: int = 5, op: str = "ALLREDUCE", group: str = DEFAULT, *, at_s: float = 600.0, ran_s: int = 600, size: int = 2) -> Row:
+    """`Watchdog caught collective operation timeout` of one rank."""
+    work = f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={size}, NumelOut={size}, Timeout(ms)={ran_s}000)"
+    text = f"[Rank {rank}] Watchdog caught collective operation timeout: {work} ran for {ran_s}000 milliseconds before timing out."
+    told = {"rank": rank, "value": float(seq), "group": group, "stream": op, "dur_ns": ran_s * SECOND, "text": text}
+    return {"kind": "error", "name": "nccl-watchdog", "clock": "log", "start_ns": T0 + round(at_s * SECOND), **told}
+
+
+def counted(rank: int, seq: int, group: str = DEFAULT) -> Row:
+    """The number of the last completed work of a rank, as its watchdog prints it."""
+    text = f"[Rank {rank}] Timeout at NCCL work: {seq + 1}, last enqueued NCCL work: {seq + 2}, last completed NCCL work: {seq}."
+    return {"kind": "error", "name": "nccl-completed", "rank": rank, "value": float(seq), "group": group, "text": text}
+
+
+def gloo(rank: int, instruction: str, way: str = "recv") -> list[Row]:
+    """A rank's traceback: a message of the pipeline engine that timed out."""
+    chain: Row = {"kind": "error", "rank": rank, "group": f"t{rank}", "value": 0.0}
+    text = f"RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for {way} operation to complete"
+    return [
+        {**chain, "name": "python-frame", "stream": "pipe", "text": f"{ENGINE} {instruction}"},
+        {**chain, "name": "python-exception", "text": text},
+    ]
+
+
+def alive(*ranks: int) -> list[Row]:
+    """A step line of each rank: it was heard of."""
+    return [step(3, 1.0, rank=rank) for rank in ranks]
+
+
+def hang_of(rows: list[Row]) -> Hang | None:
+    found: Hang | None = tables(rows)["hang"]
+    return found
+
+
+def hung(rows: list[Row]) -> Hang:
+    found = hang_of(rows)
+    assert found is not None
+    return found
+
+
+# ---- when
+
+
+def test_the_wait_began_before_the_first_timeout_by_its_length() -> None:
+    """The first reporter began to wait at 700 - 600 s, another one at 650 - 500 s."""
+    rows = [*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0, at_s=700, ran_s=600), watchdog(1, at_s=650, ran_s=500)]
+    assert hung(rows).begin_ns == T0 + 100 * SECOND
+
+
+def test_without_a_length_nobody_knows_when_it_began() -> None:
+    assert hung([*topology_map(4), *alive(0, 1, 2, 3), *gloo(1, "_exec_recv_grads")]).begin_ns is None
+
+
+# ---- who: watchdogs of one group
+
+
+def test_who_is_silent_while_all_others_complain_is_waited_for() -> None:
+    found = hung([*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0), watchdog(1), watchdog(3)])
+    assert (found.ranks, found.arrived) == ((2,), False)
+    assert len(found.lines) == 3
+
+
+def test_silence_of_a_rank_whose_log_is_not_there_means_nothing() -> None:
+    rows = [*topology_map(1, 4), *({**row, "file": f"rank{row['rank']}.log"} for row in (watchdog(0), watchdog(1), watchdog(3)))]
+    assert hung(rows).ranks == ()
+
+
+def test_where_all_are_in_the_same_call_nobody_is_missing() -> None:
+    found = hung([*topology_map(1, 4), *(watchdog(rank) for rank in range(4))])
+    assert (found.ranks, found.arrived) == ((), True)
+    assert "nobody is missing" in found.why
+
+
+def test_half_of_the_ranks_in_another_call_accuse_nobody() -> None:
+    found = hung([*topology_map(1, 4), *(watchdog(rank, seq=5 + rank // 2) for rank in range(4))])
+    assert (found.ranks, found.arrived) == ((), None)
+
+
+def test_who_completed_less_than_most_is_behind() -> None:
+    rows = [*topology_map(1, 4), *(watchdog(rank) for rank in range(4)), *(counted(rank, 4 if rank != 1 else 3) for rank in range(4))]
+    assert hung(rows).ranks == (1,)
+
+
+def test_numbers_of_different_groups_are_never_compared() -> None:
+    """Two pipelines, each with a group of its own: 5 of one is not behind 900 of the other."""
+    rows = [*topology_map(2, 2)]
+    rows += [watchdog(rank, seq=5, group="3") for rank in (0, 1)] + [watchdog(rank, seq=900, group="4") for rank in (2, 3)]
+    rows += [counted(rank, 4, "3") for rank in (0, 1)] + [counted(rank, 899, "4") for rank in (2, 3)]
+    assert hung(rows).ranks == ()
+
+
+def test_members_of_a_group_that_is_not_the_default_one_are_not_guessed() -> None:
+    assert hung([*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0, group="3"), watchdog(1, group="3"), watchdog(3, group="3")]).ranks == ()
+
+
+def test_all_in_a_send_or_receive_miss_nobody() -> None:
+    found = hung([*topology_map(4), *(watchdog(rank, op="RECV" if rank else "SEND", group=f"{rank}") for rank in range(4))])
+    assert (found.ranks, found.arrived) == ((), True)
+
+
+def test_the_desync_report_is_believed() -> None:
+    text = "\t - To our best knowledge, ranks [2] are the lagging ranks that caused this timeout. They never joined any collectives"
+    rows = [*topology_map(1, 4), watchdog(0), watchdog(1), watchdog(3), {"kind": "error", "name": "nccl-desync", "rank": 2, "text": text}]
+    assert hung(rows).ranks == (2,)
+
+
+# ---- who: along the pipeline
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_neighbours_of_a_silent_stage_point_at_it(missing: int) -> None:
+    """The stage before waits for gradients, the stage behind for activations."""
+    rows = [*topology_map(4), *alive(0, 1, 2, 3), *gloo(missing - 1, "_exec_recv_grads"), *gloo(missing + 1, "_exec_recv_activations")]
+    found = hung(rows)
+    assert (found.ranks, found.arrived) == ((missing,), False)
+
+
+def test_one_neighbour_is_enough() -> None:
+    assert hung([*topology_map(4), *alive(0, 1, 2, 3), *gloo(2, "_exec_send_activations", "send")]).ranks == (3,)
+
+
+def test_a_partner_that_complains_itself_is_a_victim() -> None:
+    """0 waits for 1, 1 for 2, and 2 says nothing."""
+    rows = [*topology_map(4), *alive(0, 1, 2, 3), *gloo(0, "_exec_recv_grads"), *gloo(1, "_exec_recv_grads")]
+    assert hung(rows).ranks == (2,)
+
+
+def test_the_partner_is_that_of_the_same_replica() -> None:
+    """Ranks 2 s and 2 s + 1 are the replicas of stage s: rank 3 (stage 1, replica 1) waits for rank 5."""
+    assert hung([*topology_map(4, 2), *alive(*range(8)), *gloo(3, "_exec_recv_grads")]).ranks == (5,)
+
+
+def test_a_partner_without_a_log_is_not_accused() -> None:
+    rows = [*topology_map(4), *({**row, "file": "rank1.log"} for row in gloo(1, "_exec_recv_grads"))]
+    assert hung(rows).ranks == ()
+
+
+def test_without_a_map_of_the_stages_there_are_no_neighbours() -> None:
+    assert hung([*alive(0, 1, 2, 3), *gloo(1, "_exec_recv_grads")]).ranks == ()
+
+
+def test_nobody_waits_in_a_run_without_timeouts() -> None:
+    assert hang_of([*topology_map(4), *alive(0, 1, 2, 3)]) is None
+
+
+# ---- the verdict
+
+
+def test_a_hang_is_a_symptom() -> None:
+    death: Death = tables([*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0), watchdog(1), watchdog(3)])["death"]
+    assert (death.status, death.category, death.ranks, death.known) == ("hung", "hang", (2,), False)
+    assert death.hang_ns == T0
+    assert death.step == 3
+    assert "Rank 2" in death.title
+    assert death.missing
+    assert death.advice
+    assert {e.line for e in death.evidence} == set(range(len(topology_map(1, 4)) + 5, len(topology_map(1, 4)) + 8))
+
+
+OOM: Row = {"kind": "error", "name": "python-exception", "rank": 2, "group": "c", "value": 0.0}
+
+
+def test_a_rank_that_says_why_it_did_not_come_is_the_cause() -> None:
+    """The timeouts of the others come ten minutes later, and are louder."""
+    oom = {**OOM, "text": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB free."}
+    death: Death = tables([*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0), watchdog(1), watchdog(3), oom])["death"]
+    assert (death.status, death.category, death.ranks, death.known) == ("failed", "memory.gpu-oom", (2,), True)
+    assert death.hang_ns is None
+
+
+# ---- flight recorders
+
+CALL = "nccl:all_reduce"
+
+
+def call(rank: int, number: int, state: str = "completed", group: str = "0", name: str = CALL) -> Row:
+    return {
+        "kind": "flight",
+        "name": name,
+        "group": group,
+        "value": float(number),
+        "text": state,
+        "rank": rank,
+        "file": f"dump_{rank}",
+        "line": number,
+    }
+
+
+def group(name: str, ranks: list[int], rank: int = 0, what: str = "default_pg") -> Row:
+    members = ",".join(map(str, ranks))
+    return {"kind": "fact", "name": f"group.{name}", "value": float(len(ranks)), "text": f"{what}:{members}", "rank": rank, "file": f"dump_{rank}"}
+
+
+def recorded(rows: list[Row]) -> Tables:
+    return tables(rows, [Input(f, "flight-recorder", 1) for f in dict.fromkeys(str(r["file"]) for r in rows)])
+
+
+def flights_of(rows: list[Row]) -> Flights | None:
+    found: Flights | None = recorded(rows)["flights"]
+    return found
+
+
+def who(rows: list[Row]) -> tuple[int, ...]:
+    found = flights_of(rows)
+    return found.ranks if found is not None else ()
+
+
+def joined(size: int, late: set[int], number: int = 7) -> list[Row]:
+    """All of a group completed number - 1; all but *late* wait in *number*."""
+    rows = [group("0", list(range(size)), rank) for rank in range(size)]
+    rows += [call(rank, number - 1) for rank in range(size)]
+    return rows + [call(rank, number, "started") for rank in range(size) if rank not in late]
+
+
+def test_who_has_not_begun_a_call_is_waited_for() -> None:
+    found = flights_of(joined(4, {2}))
+    assert found is not None
+    assert (found.ranks, found.absent, found.waiters) == ((2,), (), 3)
+    assert found.evidence == (("dump_0", 7),)
+    assert found.calls == (f"{CALL} 7 of group 0",)
+
+
+def test_several_may_be_late() -> None:
+    assert who(joined(4, {1, 2})) == (1, 2)
+
+
+def test_where_all_have_begun_nobody_is_missing() -> None:
+    assert flights_of(joined(4, set())) is None
+
+
+def test_what_is_completed_waits_for_nobody() -> None:
+    assert flights_of([group("0", [0, 1]), call(0, 7), call(1, 6)]) is None
+
+
+def test_a_member_that_left_no_dump_is_waited_for_and_said_to_be_absent() -> None:
+    found = flights_of([r for r in joined(4, {2}) if r["rank"] != 2])
+    assert found is not None
+    assert (found.ranks, found.absent) == ((2,), (2,))
+
+
+def test_numbers_of_two_groups_stand_alone() -> None:
+    """Group 0 is at 100, group 1 of ranks 2 and 3 at 3, where rank 3 is late: that it is far below 100 means nothing."""
+    rows = [group("0", [0, 1, 2, 3]), group("1", [2, 3], what="dp"), *(call(rank, 100) for rank in range(4)), call(2, 3, "started", "1")]
+    assert who([*rows, call(3, 2, "completed", "1")]) == (3,)
+
+
+def test_a_laggard_that_waits_itself_is_a_victim() -> None:
+    """0 and 1 wait for 2 in the default group; 2 waits for 3 in theirs; 3 waits for nobody."""
+    rows = [group("0", [0, 1, 2]), group("1", [2, 3], what="dp"), call(0, 7, "started"), call(1, 7, "started"), call(2, 6)]
+    assert who([*rows, call(2, 4, "started", "1"), call(3, 3, "completed", "1")]) == (3,)
+
+
+def test_messages_are_numbered_by_pair() -> None:
+    """Rank 4 is place 0 of its pipeline group, rank 6 place 1: 6 waits for what 4 has not sent. What 4 sent to others does not count."""
+    rows = [group("2", [4, 6, 8], what="pipe"), call(6, 3, "scheduled", "2", "nccl:recv 1<-0"), call(4, 2, "completed", "2", "nccl:send 0->1")]
+    assert who([*rows, call(4, 9, "completed", "2", "nccl:send 0->2")]) == (4,)
+
+
+def test_a_message_that_both_have_begun_misses_nobody() -> None:
+    rows = [group("2", [4, 6], what="pipe"), call(6, 3, "started", "2", "nccl:recv 1<-0"), call(4, 3, "started", "2", "nccl:send 0->1")]
+    assert flights_of(rows) is None
+
+
+def test_a_ring_of_waits_names_nobody() -> None:
+    rows = [
+        group("0", [0, 1]),
+        group("1", [0, 1], what="dp"),
+        call(0, 7, "started"),
+        call(1, 6),
+        call(1, 4, "started", "1"),
+        call(0, 3, "completed", "1"),
+    ]
+    assert flights_of(rows) is None
+
+
+@given(
+    st.integers(3, 8).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.sets(st.integers(0, n - 1), min_size=1, max_size=n - 1))),
+    st.randoms(),
+)
+@settings(max_examples=25, deadline=None)
+def test_renumbering_ranks_renumbers_who_is_missing(case: tuple[list[int], set[int]], random: Any) -> None:
+    """The order of rows and the numbers of ranks mean nothing."""
+    names, late = case
+    rows = joined(len(names), late)
+    renamed = [{**row, "rank": names[row["rank"]], "file": f"dump_{names[row['rank']]}"} for row in rows]
+    random.shuffle(renamed)
+    assert who(renamed) == tuple(sorted(names[r] for r in late))
+
+
+def dump(folder: Path, rank: int, entries: list[tuple[int, str]], size: int) -> None:
+    """A flight-recorder dump as torch writes it: the entries' numbers and states in the default group."""
+    made = [
+        {
+            "record_id": n,
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": CALL,
+            "time_created_ns": T0 + number * SECOND,
+            "state": state,
+            "is_p2p": False,
+        }
+        for n, (number, state) in enumerate(entries)
+    ]
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(size)))}}
+    document = {"version": "2.5", "pg_config": config, "pg_status": {"0": {"last_enqueued_collective": entries[-1][0]}}, "entries": made}
+    (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document, protocol=2))
+
+
+def test_a_set_of_dumps_gives_the_verdict(tmp_path: Path) -> None:
+    """Three of four ranks stand in call 8; rank 2 completed 7 and never came."""
+    for rank in range(4):
+        dump(tmp_path, rank, [(6, "completed"), (7, "completed"), *([] if rank == 2 else [(8, "started")])], 4)
+    report = pipelog.diagnose(pipelog.read(tmp_path, jobs=1))
+    failure = report.failure
+    assert failure is not None
+    assert (report.run["status"], failure["category"], failure["ranks"]) == ("hung", "hang", [2])
+    assert not failure["cause_known"]
+    assert "3 ranks wait in calls that it has not begun" in failure["title"]
+    assert failure["missing"]
+    assert any("rank 2" in a["action"] for a in failure["advice"])
+    (finding,) = [f for f in report.findings if f.name == "run-hung"]
+    assert finding.where.ranks == (2,)
+
+
+def test_dumps_of_ranks_that_wait_for_nobody_are_no_hang(tmp_path: Path) -> None:
+    for rank in range(2):
+        dump(tmp_path, rank, [(6, "completed"), (7, "completed")], 2)
+    report = pipelog.diagnose(pipelog.read(tmp_path, jobs=1))
+    assert report.failure is None
+    assert report.run["status"] == "incomplete"
