@@ -18,6 +18,8 @@ _DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-
 """Errors that are a sign that something ran and broke: warnings and words are not."""
 _STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
 _ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
+_STREAM = re.compile(r"(?:std)?(?:out|err)(?:or|put)?(?=[._-]|\d*$)|(?<=\.)[oe](?=\d+$)")
+"""What tells the two outputs of one process apart: slurm-7.out and slurm-7.err, stdout.log and stderr.log, train.o812 and train.e812."""
 _GAP_NS = 120 * 10**9
 """Files of one start begin within two minutes of one another: the launcher of each node stamps its own start."""
 
@@ -173,15 +175,16 @@ def _own(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[flo
 
 
 def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:
-    """Spans of time of the attempts. Pieces of one file are never of one attempt."""
-    spans: list[tuple[int, int, set[str]]] = []
+    """Spans of time of the attempts. Pieces of one file are never of one attempt, the two outputs of one process are, however late one begins."""
+    spans: list[tuple[int, int, set[str], set[str]]] = []
     for file, begin, end in sorted(zip(timed["file"], timed["begin_ns"], timed["end_ns"], strict=True), key=lambda p: int(p[1])):
-        if spans and file not in spans[-1][2] and int(begin) <= spans[-1][1] + _GAP_NS:
-            first, last, files = spans[-1]
-            spans[-1] = (first, max(last, int(end)), files | {file})
+        process = _STREAM.sub("", file)
+        if spans and file not in spans[-1][2] and (int(begin) <= spans[-1][1] + _GAP_NS or process in spans[-1][3]):
+            first, last, files, processes = spans[-1]
+            spans[-1] = (first, max(last, int(end)), files | {file}, processes | {process})
         else:
-            spans.append((int(begin), int(end), {file}))
-    return [(first, last) for first, last, _ in spans]
+            spans.append((int(begin), int(end), {file}, {process}))
+    return [(first, last) for first, last, _, _ in spans]
 
 
 @table("rows", needs=("events", "attempts"))

@@ -56,9 +56,9 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
     found = frame(
         rows,
         ("end", "error", "process", "step", "iteration"),
-        ("kind", "name", "attempt", "step", "value", "host", "file", "line", "text", "start_ns"),
+        ("kind", "name", "attempt", "step", "value", "host", "stream", "file", "line", "text", "start_ns"),
     )
-    found = found[(found["kind"] != "error") | (found["name"] == "python-exception")]
+    found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
     of = {int(n): mine for n, mine in found.dropna(subset=["attempt"]).groupby("attempt")}

@@ -257,7 +257,8 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     for name in ("discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
         mine = known[known["name"] == name].drop_duplicates("rank", keep="last").set_index("rank")
         mine = mine[mine.index < size]
-        for column in ("stage", "replica", "tensor", "host"):
+        told = ("stage", "replica", "tensor", "host") if name in ("discovery", "launcher") else ("stage", "replica", "tensor")
+        for column in told:  # what one rank prints of another stands behind its own host
             values = mine[column].dropna()
             ranks.loc[values.index, column] = values
     hosts = _hosts(here)
@@ -268,8 +269,11 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
 
 
 def _hosts(here: pa.Table) -> dict[int, str]:
-    """Host of each rank as prefixes and traces say."""
-    both = here.select(["rank", "host"]).filter(pa.compute.and_(pa.compute.is_valid(here.column("rank")), pa.compute.is_valid(here.column("host"))))
+    """Host of each rank as prefixes and traces say, on lines of its own: a topology is printed by one rank for all."""
+    both = here.filter(pa.compute.and_(pa.compute.is_valid(here.column("rank")), pa.compute.is_valid(here.column("host"))))
+    both = both.filter(pa.compute.invert(pa.compute.fill_null(pa.compute.equal(both.column("kind").cast(pa.string()), "place"), False))).select(
+        ["rank", "host"]
+    )
     if not both.num_rows:
         return {}
     pairs = both.group_by(["rank", "host"]).aggregate([([], "count_all")]).to_pylist()
