@@ -26,7 +26,7 @@ from pipelog.parsing import Records, Rows, lines
     mark=" NCCL WARN ",
     pattern=(
         r"^ ?(?:[^\s\"'`][^\"'`]*?)??(?:(?:\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] )?(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} "
-        r"(?:\[(?P<device>-?\d{1,4})\] )?(?:[\w./+-]+:\d{1,9} )?|(?:\[(?P<only>\d{1,4})\] )?[\w./+-]+\.(?:cc|h|cpp|cu):\d{1,9} )NCCL WARN "
+        r"(?:\[(?P<device>-?\d{1,4})\] )?(?:[\w./+-]+:\d{1,9} (?:\(\w{1,80}\) )?)?|(?:\[(?P<only>\d{1,4})\] )?[\w./+-]+\.(?:cc|h|cpp|cu):\d{1,9} (?:\(\w{1,80}\) )?)NCCL WARN "
     ),
 )
 def warn(found: Records) -> Iterator[Rows]:

@@ -40,7 +40,7 @@ _COLUMNS = (
 )
 _FINE = frozenset({"exit-success", "training-done", "script-done", "exiting"})
 """Ends that are none of a failure."""
-_COPIES = ("level", "torch-log", "torch-warning")
+_COPIES = ("level", "bare-exception", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""
 _CODES = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
 _HALF_YEAR_NS = 183 * 86400 * 10**9
@@ -215,6 +215,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
                 pids.setdefault((host, int(value)), int(known))
     alone = len({h for h, _ in pids}) <= 1
     bare = {pid: rank for (_, pid), rank in pids.items()} if alone else {}
+    of_pid = _by_device(rows, local)
     whose: list[Any] = rows["rank"].to_list()
     for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
         if not pd.isna(whose[i]):
@@ -222,7 +223,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
         if isinstance(label, str) and (host, label) in local:
             whose[i] = local[host, label]
         elif name in ("nccl-warn", "killed", "kernel-oom") and not pd.isna(value):
-            whose[i] = pids.get((host, int(value)), bare.get(int(value)))
+            whose[i] = pids.get((host, int(value)), bare.get(int(value), of_pid.get((host, int(value)))))
         elif (gpu := _GPU.search(text)) and isinstance(host, str):
             whose[i] = local.get((host, f"local {gpu.group(1)}"))
     rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
@@ -232,6 +233,27 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
             continue
         found = rows["rank"].map(of[column].to_dict())
         rows[column] = rows[column].where(rows[column].notna(), found)
+
+
+def _by_device(rows: pd.DataFrame, local: dict[tuple[Any, str], int]) -> dict[tuple[Any, int], int]:
+    """(host, process) → rank of NCCL's warnings, whose device is the local rank where the processes of a host see all of its devices.
+
+    That they do is told by a device above 0, and by no two processes that use the same one. The name that NCCL has for the host may differ from
+    the launcher's where there is only one.
+    """
+    warned = rows[(rows["name"] == "nccl-warn") & rows["device"].notna() & rows["value"].notna()]
+    used = warned[["host", "value", "device"]].drop_duplicates()
+    used = used.assign(device=used["device"].str.removeprefix("gpu "))
+    launched, warning = {h for h, _ in local}, set(used["host"])
+    found: dict[tuple[Any, int], int] = {}
+    for host, mine in used.groupby("host", dropna=False):
+        if mine["device"].duplicated().any() or mine["value"].duplicated().any() or (mine["device"] == "0").all():
+            continue
+        name = host if host in launched else next(iter(launched)) if len(launched) == len(warning) == 1 else None
+        for pid, device in zip(mine["value"].astype(int), mine["device"], strict=True):
+            if (rank := local.get((name, f"local {device}"))) is not None:
+                found[host, pid] = rank
+    return found
 
 
 _GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+GPU (\d+)")

@@ -82,7 +82,7 @@ def timeout_gloo(case: Case) -> Iterator[Advice]:
 @kind(
     "timeout-nccl",
     category="hang",
-    pattern=r"Watchdog caught collective operation timeout|Timeout at NCCL work|watchdog got stuck|Heartbeat monitor timed out|no heartbeat|watchdog hang|timed out in call to wait|detected timeout|collective timeout|ran for \d+ milliseconds before timing out",
+    pattern=r"Watchdog caught collective operation timeout|Timeout at NCCL work|watchdog got stuck|Heartbeat monitor timed out|no heartbeat|watchdog hang|timed out in call to wait|detected timeout|(?:due to (?:a )?|NCCL )collective timeout|ran for \d+ milliseconds before timing out",
     says="waited in vain in a collective or p2p call",
     known=False,
     strength=Strength.TIMEOUT,
@@ -160,6 +160,22 @@ def engine(case: Case) -> Iterator[Advice]:
 def code(case: Case) -> Iterator[Advice]:
     """An exception of the user's code, or of a library that it called."""
     yield Advice(f"see {case.own or 'the innermost frame of your own code'}: the message says what was wrong there")
+
+
+@kind(
+    "bare-exception",
+    category="unknown",
+    pattern=r"^(?P<what>[A-Za-z_][\w.]*)",
+    says="raised {what}, whose traceback is not in the files",
+    known=False,
+    strength=Strength.WORD,
+    rows=("bare-exception",),
+    first=1,
+    missing=("the traceback: the whole output of that process",),
+)
+def bare_exception(case: Case) -> Iterator[Advice]:
+    """The last line of a traceback alone: where it was raised, and whether anybody caught it, is not known."""
+    yield Advice("find the traceback that the line belongs to: the rank's own log, the output of the job as the scheduler keeps it")
 
 
 @kind(

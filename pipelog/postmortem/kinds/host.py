@@ -193,6 +193,38 @@ def aborted(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "terminated",
+    category="killed",
+    pattern=r"(?s)^\[.*\ncode -15$",
+    says="was terminated (SIGTERM), and nothing says by whom",
+    rows=("exit-code",),
+    known=False,
+    strength=Strength.SIGNAL,
+    first=25,
+    missing=("who sent the signal: the scheduler's accounting, the kernel log and the shells of that host",),
+)
+def terminated(case: Case) -> Iterator[Advice]:
+    """DeepSpeed's launcher prints the code of the first process that failed, before it ends the others (launch.py, sigkill_handler)."""
+    yield Advice(f"look on {case.host or 'the host'} for the sender: the scheduler's accounting, other users, a watchdog of the cluster")
+
+
+@kind(
+    "left-with-own-code",
+    category="unknown",
+    pattern=r"(?m)^code (?P<code>[2-9]|[1-9]\d+)$",
+    says="left with exit code {code} and said nothing",
+    rows=_PROCESS,
+    known=False,
+    strength=Strength.SIGNAL,
+    first=59,
+    missing=("the standard error of that process; what in its code ends with that number (sys.exit, os._exit)",),
+)
+def left_with_own_code(case: Case) -> Iterator[Advice]:
+    """An exception ends Python with 1: another code was chosen by the code itself, or by a tool that it runs."""
+    yield Advice("search the code and its wrappers for that exit code; analyze the standard error of that rank together with this")
+
+
+@kind(
     "left-with-code",
     category="unknown",
     pattern=r"(?m)^code (?P<code>[1-9]\d*)$",
@@ -211,7 +243,7 @@ def left_with_code(case: Case) -> Iterator[Advice]:
 @kind(
     "taken-down",
     category="killed",
-    pattern=r"(?im)^code -(?:15|1|2|13)$|^row (?:killed|signalled)$|SIGTERM|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
+    pattern=r"(?im)^code -(?:15|1|2|13)$|^row (?:killed|signalled)$|(?<![\"'`])SIGTERM(?![\"'`])|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
     r"|exit code 143|SystemExit|SignalException|task .* running|exited abnormally|Main process received|forcefully exiting|Worker group FAILED|ssh exited",
     says="was taken down with the rest",
     role=Role.TEARDOWN,

@@ -12,7 +12,7 @@ from pipelog.postmortem.kinds import Role, Strength, kind
 @kind(
     "ib-retry-exceeded",
     category="network",
-    pattern=r"Got completion .*(?:with error|status=)\s?(?P<status>12|4|10|11|13)\b",
+    pattern=r"Got completion .*(?:with error |status=(?:IBV_WC_\w+\()?)\s?(?P<status>12|4|10|11|13)\b",
     says="lost an InfiniBand connection (status {status}: transport retries exceeded)",
     strength=Strength.TRANSPORT,
     first=20,
@@ -58,7 +58,7 @@ def no_interface(case: Case) -> Iterator[Advice]:
 @kind(
     "own-interface",
     category="network.config",
-    pattern=r"Connect to (?:172\.(?:1[6-9]|2\d|3[01])|127|192\.168\.122)\.\d+\.\d+(?:\.\d+)?<\d+> failed ?: ?(?:Connection refused|No route to host)",
+    pattern=r"[Cc]onnect to (?:172\.(?:1[6-9]|2\d|3[01])|127|192\.168\.122)\.\d+\.\d+(?:\.\d+)?<\d+> (?:failed ?: ?|returned )(?:Connection refused|No route to host)",
     says="connected to a container bridge instead of the other host",
     first=17,
 )
@@ -72,7 +72,7 @@ def own_interface(case: Case) -> Iterator[Advice]:
 @kind(
     "transport",
     category="network",
-    pattern=r"unhandled system error|ncclSystemError|No route to host|Network is unreachable|Connect to \S+ failed|socketStartConnect|Net ?: Connect to|Call to ibv_\w+ failed",
+    pattern=r"unhandled system error|ncclSystemError|No route to host|Network is unreachable|[Cc]onnect to \S+<\d+> (?:failed|returned)|socketStartConnect|SocketPollConnect|Net ?: Connect to|Call to ibv_\w+ failed",
     says="had an error of the network or the system in NCCL",
     known=False,
     strength=Strength.TRANSPORT,
@@ -105,7 +105,7 @@ def nccl_internal(case: Case) -> Iterator[Advice]:
     category="network",
     pattern=r"(?i)ncclRemoteError|remote process exited|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe|recvValue failed|sendBytes failed"
     r"|should dump\W+ flag|NCCL communicator was aborted|communicator encountered error|application timeout caused pair closure|Socket closed|store->get\(.*got error"
-    r"|op\.preamble\.length|(?:with error|status=)\s?5\b|connection (?:was )?closed|The client socket has failed|EOF.*peer|DistNetworkError|DistStoreError.*(?:reset|closed)"
+    r"|op\.preamble\.length|(?:with error |status=(?:IBV_WC_\w+\()?)\s?5\b|connection (?:was )?closed|The client socket has failed|EOF.*peer|DistNetworkError|DistStoreError.*(?:reset|closed)"
     r"|ConnectionResetError|BrokenPipeError|Transport endpoint is not connected",
     says="lost a peer",
     role=Role.CASCADE,

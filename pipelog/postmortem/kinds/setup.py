@@ -39,7 +39,8 @@ def batch_sizes(case: Case) -> Iterator[Advice]:
     "mesh",
     category="config.mesh",
     pattern=r"(?i)world.?size \(?\d*\)?.*(?:not divisible|is not a multiple|must be divisible)|Invalid Grid|must provide num_stages or topology|ElasticityIncompatibleWorldSize|ElasticityError|is not divisible by .*(?:parallel|stages)"
-    r"|num_layers.*(?:divisible|must be)|cannot partition|found no valid layers to partition|model must base PipelineModule|number of (?:pipeline )?stages.*(?:divi|must)|number of GPUs.*divisible",
+    r"|num_layers.*(?:divisible|must be)|cannot partition|found no valid layers to partition|model must base PipelineModule|number of (?:pipeline )?stages.*(?:divi|must)|number of GPUs.*divisible"
+    r"|(?:stages|parallel[\w ]*size)\b[^.]{0,60}must (?:evenly )?divide",
     says="cannot be laid out on these ranks",
     rows=_EXCEPTION,
     job=True,
@@ -188,6 +189,7 @@ def data_frame(case: Case) -> Iterator[Advice]:
     pattern=r"ModuleNotFoundError|ImportError|No module named|undefined symbol|cannot open shared object|Error building extension|Ninja is required|CUDA_HOME.*(?:not set|does not exist)|Unable to JIT load|CUDAMismatchException"
     r"|nvcc.*(?:not found|fatal)|GLIBC\w*_[\d.]+' not found|has no attribute '(?:_six|inf)'|version conflict|VersionConflict|requires .* but you have|Installed CUDA version .* does not match|DistributionNotFound|numpy\.core\.multiarray failed",
     says="misses a dependency, or has one that does not fit",
+    rows=("python-exception", "shell-command"),
     job=True,
     first=26,
 )
@@ -202,7 +204,7 @@ def dependency(case: Case) -> Iterator[Advice]:
 @kind(
     "loss-scale",
     category="numerics.loss-scale",
-    pattern=r"Current loss scale already at minimum|loss scale.*(?:minimum|too small|below)|Minimum loss scale reached|FloatingPointError.*scale",
+    pattern=r"Current loss scale already at minimum|loss scale.*(?:minimum|too small|below)|Minimum loss scale reached",
     says="skipped so many fp16 steps that the loss scale reached its minimum",
     job=True,
     first=15,
