@@ -17,7 +17,7 @@ _MOST_POINTS = 1500
 _MOST_BARS = 6000
 _MOST_BINS = 400
 _MOST_PEERS = 64
-_MOST_LANES = 32
+_MOST_LANES = 24
 _LEAST_LATE_NS = 1_000_000
 _LEAST_LOAD_NS = 2_000_000
 """A shorter wait for the batch is not drawn: it is the usual gap before a pass."""
@@ -226,7 +226,7 @@ def _lanes(tables: Tables) -> dict[str, Any] | None:
     than _MOST_LANES those that began it and those that fell silent first; `more` counts the others: ranks, and first_s and last_s of their last lines.
     """
     found = tables.get("lanes")
-    if found is None or not len(found):
+    if found is None or len(found) < 2:
         return None
     times = found[["step_ns", "last_ns", "error_ns"]].astype("Float64")
     lines = found[["first_ns", "error_ns"]].astype("Float64")

@@ -182,6 +182,9 @@ def test_lanes_of_an_oom() -> None:
     made = ends(report(OOM))
     assert made
     assert [row.name for row in made.rows if row.stands_out] == ["rank 7"]
+    # its line has no time: it stands between step=30 at 02:21:31.074 and the launcher's line at 02:21:33.164
+    assert [(m.shape, m.says) for m in made.rows[7].marks] == [("cross", "the error that began it, at 0 s to 2.09 s")]
+    assert made.rows[1].end == "last line 4.80 s to 4.97 s"
     assert all(0 <= b.begin <= 100 and b.begin + b.width <= 100.01 for row in made.rows for b in row.bars)
     assert all(0 <= m.at <= 100 for row in made.rows for m in row.marks)
 
@@ -271,9 +274,9 @@ def test_the_lines_around_are_there_and_the_cited_one_stands_out() -> None:
     assert "CUDA out of memory" in found[2]
 
 
-def test_advice_about_the_speed_of_a_job_that_died_is_folded() -> None:
+def test_advice_that_has_nothing_to_do_with_the_end_is_folded() -> None:
     page = page_of(LIMIT)
-    first, _, rest = page.partition("to do about the speed, not about this end")
+    first, _, rest = page.partition("to do, about other findings")
     assert "gradient_accumulation_steps" in rest
     assert "raise gradient_accumulation_steps" not in first.lower()
 

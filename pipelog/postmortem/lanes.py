@@ -29,7 +29,8 @@ def lanes(tables: Tables, deaths: list[Death], chosen: int) -> pd.DataFrame:
         return pd.DataFrame(columns=[*_COLUMNS, *_ERROR])
     mine = tables if last.attempt == chosen else tables.of_attempt(last.attempt)
     logs = [i.path for i in mine["inputs"] if i.kind == "log"]
-    found = _ends(_timed(mine["placed"], last.roles, logs)).merge(_errors(last.roles), on="rank", how="outer").sort_values("rank", ignore_index=True)
+    rows = _timed(mine["placed"], last.roles, logs)
+    found = _ends(rows).merge(_errors(last.roles, rows), on="rank", how="outer").sort_values("rank", ignore_index=True)
     topology: Topology = mine["topology"]
     found["stage"] = pd.array([topology.stage_of(int(r)) for r in found["rank"]], dtype="Int64")
     found["host"] = pd.Series([topology.host_of(int(r)) for r in found["rank"]], dtype=object, index=found.index)
@@ -62,7 +63,8 @@ def _timed(placed: pa.Table, roles: pd.DataFrame, logs: list[str]) -> pd.DataFra
     own = made["at"].fillna(made["at_ns"])
     by_file = own.groupby(made["file"], sort=False)
     made["at"] = own.fillna(by_file.transform(lambda t: t.cummax().ffill()))
-    made["until"] = by_file.bfill().where(own.isna())
+    below = by_file.bfill()
+    made["until"] = below.where(own.isna() & (below > made["at"]))
     return made
 
 
@@ -79,14 +81,13 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
     return found.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))
 
 
-def _errors(roles: pd.DataFrame) -> pd.DataFrame:
+def _errors(roles: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Of each rank the error that tells most about its end: the one that began it, else the first that followed; those with a time before others."""
+    times = rows.drop_duplicates(["file", "line"])[["file", "line", "at", "until"]]
     found = roles[roles["rank"].notna() & roles["role"].isin(_ERRORS)]
-    bare = found["at_ns"].isna()
-    since, until = (found[n].astype("Float64").astype("Int64") for n in ("since_ns", "until_ns"))
-    found = found.assign(
-        _weight=found["role"].map(_ERRORS), _bare=bare, error_ns=found["at_ns"].astype("Int64").fillna(since), error_until_ns=until.where(bare)
-    )
-    found = found.sort_values(["_weight", "_bare", "error_ns", "order", "line"], kind="stable").drop_duplicates("rank")
-    renamed = found.rename(columns={"role": "error_role", "file": "error_file", "line": "error_line"})
-    return renamed.assign(rank=renamed["rank"].astype("Int64"), error_line=renamed["error_line"].astype("Int64"))[["rank", *_ERROR]]
+    found = found.astype({"line": float}).merge(times, on=["file", "line"], how="left")
+    found = found.assign(_weight=found["role"].map(_ERRORS), _bare=found["at_ns"].isna())
+    found = found.sort_values(["_weight", "_bare", "at", "order", "line"], kind="stable").drop_duplicates("rank")
+    renamed = found.rename(columns={"role": "error_role", "file": "error_file", "line": "error_line", "at": "error_ns", "until": "error_until_ns"})
+    numbers = ["rank", "error_line", "error_ns", "error_until_ns"]
+    return renamed.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))[["rank", *_ERROR]]

@@ -12,7 +12,7 @@ from pipelog.reporters._figures import AMBER, AMBER_LIGHT, DARK, INK, MIDDLE, PA
 from pipelog.reporters._numbers import duration, moment
 
 _LEAST_S = 0.01
-"""A shorter end is no picture: all lines bear the same time."""
+"""A shorter end is no picture: all lines of it bear, or stand below, the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _end_says(given: JSON, length: float, began: set[int], *, hung: bool) -> Ite
     stepped = any(r["step_s"] is not None for r in given["rows"])
     first = "the first of their last steps" if stepped else "the first line of a rank"
     if length < _LEAST_S:
-        yield f"All lines of the end bear the same time, {moment(given['from'])}: what came first, the order of the lines must tell."
+        yield "The times in these files do not tell which rank fell silent first."
         return
     yield f"From {first} at {moment(given['from'])} to the last line, {duration(length)} later."
     if began:
@@ -103,7 +103,8 @@ def _end_says(given: JSON, length: float, began: set[int], *, hung: bool) -> Ite
     more = given.get("more")
     if more:
         times = [t for t in (more["first_s"], more["last_s"]) if t is not None]
-        when = f"; their last lines stand between {_after(min(times))} and {_after(max(times))}" if times else ""
+        low, high = (_after(t) for t in (min(times), max(times))) if times else ("", "")
+        when = f"; their last lines stand {f'at {low}' if low == high else f'between {low} and {high}'}" if times else ""
         yield f"{count(more['ranks'], 'more rank')} fell silent later and {'is' if more['ranks'] == 1 else 'are'} not drawn{when}."
 
 
@@ -120,6 +121,8 @@ def _end_legend(given: JSON, *, hung: bool) -> Iterator[Key]:
         yield Key(INK, "its last step", shape="tick")
     seen = {r["error_role"] for r in rows if r["error_s"] is not None}
     yield from (Key(color, _WORDS[role, hung], shape=shape) for role, (shape, color) in _MARKS.items() if role in seen)
+    if any(r["error_until_s"] is not None for r in rows):
+        yield Key(AMBER, "when it may have been, where its line bears no time", shape="thin")
 
 
 _MARKS = {"initiating": ("cross", RED), "cascade": ("dot", AMBER), "teardown": ("square", MIDDLE)}
@@ -146,9 +149,13 @@ def _lane(row: JSON, length: float, began: set[int], *, hung: bool) -> Lane:
     if row["step_s"] is not None:
         marks.append(Mark("tick", f"step {row['step']:,}, at {_after(row['step_s'])}", _share(row["step_s"], length)))
     if row["error_s"] is not None:
-        bare = "" if row["error_until_s"] is None else " or later"
-        says = f"{_WORDS[row['error_role'], hung]}, at {_after(row['error_s'])}{bare}"
-        marks.append(Mark(_MARKS[row["error_role"]][0], says, _share(row["error_s"], length)))
+        shape, color = _MARKS[row["error_role"]]
+        since, by = row["error_s"], row["error_until_s"]
+        if by is not None:
+            begin = _share(since, length)
+            bars.append(Bar("until", "when it may have been: its line bears no time", begin, round(_share(by, length) - begin, 2), color))
+        says = f"{_WORDS[row['error_role'], hung]}, at {_between(since, by)}"
+        marks.append(Mark(shape, says, _share(since if by is None else by, length)))
     silent = f"last line {_between(last, until)}" if last is not None else "no line of its own"
     return Lane(f"rank {row['rank']}", " · ".join(where), silent, tuple(bars), tuple(marks), row["rank"] in began)
 
@@ -200,6 +207,8 @@ def ledger(report: Report) -> Lanes | None:
         return None
     longest = max(s.wall or 0.0 for s in every)
     drawn = every if len(every) > 1 or every[0].parts else []  # a bar of nothing but unknown time says no more than the sentence
+    if not drawn and report.run["last_step"] is None:
+        return None
     shown = drawn[-_MOST_STARTS:]
     says = [ratio(report)] + ([f"Drawn are the last {len(shown)} of {len(every)} starts."] if len(shown) < len(drawn) else [])
     return Lanes(

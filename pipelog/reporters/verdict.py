@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelog._text import count, digits, percent
+from pipelog._text import count, digits, listed, percent
 from pipelog.findings import Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters._failure import VERDICTS
@@ -68,7 +68,32 @@ def _what_is_missing(report: Report) -> str:
         return "No log and no trace in what was given"
     if kinds == {"trace"}:
         return "The traces hold neither device work nor pipeline passes"
+    read = report.run.get("read", {})
+    told = [count(read[kind], one, many) for kind, (one, many) in _READ.items() if read.get(kind)]
+    if told:
+        return f"Nothing can be said about time: no step with its time and no trace that shows work was read, but {listed(told)}"
     return "No step line, no timer and no trace that shows work: nothing can be said about time"
+
+
+_READ = {
+    "step": ("step without a time", "steps without a time"),
+    "iteration": ("iteration line", None),
+    "progress": ("step counter", None),
+    "scalar": ("figure of a step", "figures of steps"),
+    "timer": ("timer", None),
+    "megatron_timer": ("timer of Megatron", "timers of Megatron"),
+    "comm": ("line of the comms logger", "lines of the comms logger"),
+    "comm_summary": ("row of the comms logger's table", "rows of the comms logger's table"),
+    "memory": ("figure of memory", "figures of memory"),
+    "memory_usage": ("figure of memory use", "figures of memory use"),
+    "memory_capacity": ("device with its memory", "devices with their memory"),
+    "place": ("place of a rank", "places of ranks"),
+    "stage": ("statement about stages", "statements about stages"),
+    "checkpoint": ("line about a checkpoint", "lines about checkpoints"),
+    "fact": ("statement about the job", "statements about the job"),
+    "error": ("line that speaks of an error", "lines that speak of errors"),
+}
+"""Kinds of rows, in the order in which they tell most of a run's time."""
 
 
 def _facts(report: Report) -> str:
