@@ -26,6 +26,7 @@ from pipelog.reading.flight import read_flight
 from pipelog.reading.gpu_tables import read_gpu_table
 from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
+from pipelog.reading.operations import read_operations
 from pipelog.reading.stack_dumps import read_stack_dump
 from pipelog.reading.traces import read_trace
 from pipelog.registry import load
@@ -44,8 +45,9 @@ _READERS: dict[str, Callable[[Source], tuple[pa.Table, Input]]] = {
     "stack-dump": read_stack_dump,
     "gpu-table": read_gpu_table,
     "error-file": read_error_file,
+    "operations": read_operations,
 }
-"""By what a file is. Its kind in the report is what the reader says: a table of GPUs is a `monitor`, an error file a `log`."""
+"""By what a file is. Its kind in the report is what the reader says: a table of GPUs is a `monitor`, one of operations a `trace`, an error file a `log`."""
 _WORTH_PROCESSES = 48 << 20
 """Bytes from which on starting processes (about a second for their imports) pays."""
 

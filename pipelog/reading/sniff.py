@@ -10,6 +10,7 @@ from pipelog.reading.files import Source
 from pipelog.reading.flight import is_flight
 from pipelog.reading.gpu_tables import is_gpu_table
 from pipelog.reading.monitors import is_monitor
+from pipelog.reading.operations import is_operations
 from pipelog.reading.stack_dumps import is_stack_dump
 from pipelog.reading.streams import Stream
 from pipelog.reading.traces import is_trace
@@ -44,6 +45,8 @@ def kind(source: Source) -> tuple[str, str | None]:
     if not head:
         return "ignored", "ignored, because it is empty"
     if head[:4] == b"PAR1":
+        if is_operations(source.path):
+            return "operations", None
         return (
             ("events", None)
             if source.named
