@@ -96,7 +96,14 @@ def _run(tables: Tables) -> JSON:
             for e in deaths
         ],
         "ledger": _ledger(tables),
+        "read": _read(tables),
     }
+
+
+def _read(tables: Tables) -> dict[str, int]:
+    """How many rows of each kind the chosen attempt has: what was read, whether or not a rule could use it."""
+    counts = pa.compute.value_counts(tables["here"].column("kind").cast(pa.string())).to_pylist()
+    return {c["values"]: c["counts"] for c in sorted(counts, key=lambda c: str(c["values"]))}
 
 
 def _changes(tables: Tables) -> dict[int, list[str]]:
@@ -348,6 +355,8 @@ def _notes(tables: Tables) -> list[str]:
     if attempts.count > 1:
         what = "starts of different jobs" if attempts.jobs else "starts of the job"
         notes.append(f"The files hold {attempts.count} {what}; the figures speak of start {tables['chosen'] + 1}.")
+    if _warm_up_alone(tables):
+        notes.append("One print interval alone was timed, and the first holds warm-up: its times are no claim about the run.")
     clocks = tables["clocks"]
     if clocks.error_ns:
         notes.append(f"Traces of several hosts were put on one clock by their messages; the error is at most {clocks.error_ns / 1e6:.3f} ms.")
@@ -356,6 +365,14 @@ def _notes(tables: Tables) -> list[str]:
     if untied:
         notes.append(f"{len(untied)} of the traces' clocks could not be tied to the others, so nothing compares their times.")
     return notes
+
+
+def _warm_up_alone(tables: Tables) -> bool:
+    """Whether all that times the run is the first printed interval."""
+    steps: Steps = tables["steps"]
+    bubble: Bubble = tables["bubble"]
+    timed = steps.rows.dropna(subset=["dur_ns"])
+    return steps.source not in (None, "trace") and len(timed) == 1 and bubble.source != "trace"
 
 
 def _int(value: Any) -> int | None:

@@ -209,7 +209,7 @@ def answer(report: Report, *, names: bool = True, hosts: bool = True, times: boo
     """What a report says, without what it calls its files (names: False), without hosts and times that only a prefix told."""
     document = {k: v for k, v in report.to_dict().items() if k not in UNTOLD}
     dropped = (
-        {"sources"}
+        {"sources", "read"}
         | (set() if names else {"file", "evidence", "fingerprint", "title", "reason"})
         | (set() if hosts else {"hosts", "host", "fingerprint"})
     )
