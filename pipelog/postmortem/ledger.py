@@ -12,6 +12,9 @@ from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.topology import said
 
+_FITS = 1.1
+"""A median is this far from the mean where a few steps are fast. Above it the stamps do not cover the steps: the log has times in part of its lines only."""
+
 
 @table("spans", needs=("rows", "config", "chosen", "steps"))
 def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.DataFrame:
@@ -72,7 +75,7 @@ def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths
     """One row an attempt, times in s, null where no clock tells: wall_s (first to last stamp), productive_s (steps that were kept), lost_s (steps made again),
     hang_s (waiting before the end), other_s (start-up and what is left), gap_s (from the end of the attempt before to its begin).
 
-    Steps are kept up to the last complete checkpoint; all of them where the run came to its end, none are known to be kept where no
+    The parts sum to wall_s. Steps are kept up to the last complete checkpoint; all of them where the run came to its end, none are known to be kept where no
     checkpoint line is.
     """
     rows = []
@@ -91,20 +94,30 @@ def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths
             elif not pd.isna(gone):
                 again = min(int(gone), made)
                 productive, lost = (made - again) * step, again * step
-        begun = deaths[number].hang_ns
-        hanging = (
-            (float(end) - begun) / 1e9
-            if begun is not None and not pd.isna(end) and begun <= float(end)
-            else 0.0
-            if deaths[number].status != "hung"
-            else np.nan
-        )
-        parts = np.nansum([productive, lost, hanging])
-        other = max(0.0, wall - parts) if not np.isnan(wall) and not np.isnan(productive) else np.nan
+        hanging = _hanging(deaths[number], begin, end)
+        productive, lost = _fitted(productive, lost, wall - np.nan_to_num(hanging))
+        other = max(0.0, wall - np.nansum([productive, lost, hanging])) if not np.isnan(wall) and not np.isnan(productive) else np.nan
         gap = (float(begin) - end_before) / 1e9 if end_before is not None and not pd.isna(begin) else np.nan
         rows.append((number, deaths[number].status, deaths[number].category, wall, productive, lost, hanging, other, gap))
         end_before = float(end) if not pd.isna(end) else end_before
     return pd.DataFrame(rows, columns=["attempt", "status", "category", "wall_s", "productive_s", "lost_s", "hang_s", "other_s", "gap_s"])
+
+
+def _hanging(death: Death, begin: float, end: float) -> float:
+    """Seconds from the begin of the wait to the last stamp; null where the attempt hung and no clock tells since when."""
+    if death.hang_ns is not None and not pd.isna(end) and begin <= death.hang_ns <= end:
+        return float(end - death.hang_ns) / 1e9
+    return np.nan if death.status == "hung" or death.hang_ns is not None else 0.0
+
+
+def _fitted(productive: float, lost: float, room_s: float) -> tuple[float, float]:
+    """Times of the steps, which are their median times their number, made to fit into the time that there was; null where they are far from it."""
+    steps = productive + lost
+    if np.isnan(steps) or np.isnan(room_s) or steps <= room_s:
+        return productive, lost
+    if steps > _FITS * room_s:
+        return np.nan, np.nan
+    return productive * room_s / steps, lost * room_s / steps
 
 
 def effective_ratio(ledger: pd.DataFrame) -> float | None:
