@@ -205,14 +205,15 @@ def _whom(
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
         return Whom(ranks, _stages(ranks, same, topology), _hosts(ranks, same, topology) if ranks else (), why), lines
-    ranks, why = () if kind.job else _ranks(same), ""
+    ranks, why = () if kind.job or kind.strength is Strength.ECHO else _ranks(same), ""
     if kind.name == "rendezvous":
         ranks, why = _never_came(placed, topology)
     elif not ranks and not kind.job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
         echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
-        ranks, _, shown = silent_targets(echoes, heard, topology)
-        why = "its neighbours lost it, and it said nothing" if ranks else ""
-        lines += list(shown)
+        ranks, complaining, shown = silent_targets(echoes, heard, topology)
+        ranks = ranks or _only_silent(roles, complaining, heard, topology)
+        why = _lost(ranks, complaining)
+        lines += [place for place in shown or tuple(echoes.index) if place not in lines]
     if not ranks and not kind.job:
         tasks = _by_task(roles, same)
         ranks, lines = _ranks(tasks), [*lines, *tasks.index]
@@ -222,6 +223,21 @@ def _whom(
         hosts = hosts or _hosts(ranks, same.iloc[:0], topology)
     labels = {w for w in same["label"] if isinstance(w, str)}
     return Whom(ranks, _stages(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
+
+
+def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:
+    """The one rank of which nothing is heard while all others lost a peer, where the output of all is among the files."""
+    world = {int(r) for r in topology.ranks["rank"]} if len(topology.ranks) else set()
+    own = roles[~roles["role"].isin([Role.TEARDOWN.value, Role.BENIGN.value])]
+    silent = world - set(complaining) - set(own["rank"].dropna().astype(int))
+    return tuple(silent) if complaining and len(silent) == 1 and world <= heard else ()
+
+
+def _lost(ranks: tuple[int, ...], complaining: tuple[int, ...]) -> str:
+    if not complaining:
+        return ""
+    it, they = ("them", "they") if len(ranks) > 1 else ("it", "it")
+    return f"rank{'s' if len(complaining) > 1 else ''} {listed(complaining)} lost {it}" + (f", and {they} said nothing" if ranks else "")
 
 
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:

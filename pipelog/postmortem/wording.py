@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipelog._text import listed
 from pipelog.postmortem.case import Whom
-from pipelog.postmortem.kinds import Kind
+from pipelog.postmortem.kinds import Kind, Strength
 from pipelog.tables.topology import Topology
 
 _WORK = re.compile(r"Work\w*\((?:SeqNum=(?P<seq>\d+), )?(?:OpType=(?P<op>\w+))?(?:.{0,200}?ran for (?P<ms>\d+) milliseconds)?")
@@ -26,6 +26,8 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         return f"The run hangs: {waited}{tail or '; who is missing cannot be told'}"
     if kind.name == "rendezvous" and whom.ranks:
         return f"{who} never came to the rendezvous{tail}"
+    if kind.strength is Strength.ECHO and whom.why:
+        return f"{who} went away{tail}"
     return f"{'The job' if kind.job else who} {filled(kind.says, kind, first['said'])}{tail}"
 
 

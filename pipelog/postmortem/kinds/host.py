@@ -15,16 +15,30 @@ _PROCESS = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-
 @kind(
     "disk-full",
     category="storage",
-    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|file write failed|PytorchStreamWriter failed|ENOSPC|low on resource: ephemeral-storage|DiskPressure",
+    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC|low on resource: ephemeral-storage|DiskPressure",
     says="found the disk full",
     first=10,
 )
 def disk_full(case: Case) -> Iterator[Advice]:
-    """A write failed for want of space or quota. PytorchStreamWriter does not say why its write failed; a full disk is the usual reason."""
+    """A write failed for want of space or quota."""
     place = case.path or "the folder of the checkpoints"
     yield Advice(
         f"free space under {place} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
     )
+
+
+@kind(
+    "write-failed",
+    category="storage",
+    pattern=r"file write failed|PytorchStreamWriter failed|basic_ios::clear|iostream error|unexpected pos \d+ vs \d+",
+    says="could not write a file to the end ({matched})",
+    first=11,
+)
+def write_failed(case: Case) -> Iterator[Advice]:
+    """PyTorch's writer does not say why its write failed; a full disk or a quota is the usual reason (inline_container.cc)."""
+    place = case.path or "the folder of the checkpoints"
+    yield Advice(f"see whether {place} is full or over its quota (`df -h`, `df -i`, `quota -s`), and what the kernel says of its file system")
+    yield Advice("delete the incomplete checkpoint of this step before you resume")
 
 
 @kind(
