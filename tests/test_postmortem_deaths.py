@@ -1,0 +1,209 @@
+"""How attempts ended, as the report says it: by a scheduler, by a signal, well, again on the same host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pipelog
+from pipelog.findings import Confidence, Severity
+from pipelog.postmortem.deaths import Death
+from pipelog.report import Report
+from tests.making import Row, events, step, tables, topology_map
+from tests.test_postmortem_roles import DISK, OOM, PEER, T0, at, killing, left, raised
+
+LOUD = {"run-failed", "run-hung"}
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def end(name: str, text: str, **more: Any) -> Row:
+    return {"kind": "end", "name": name, "text": text, **more}
+
+
+LIMIT = end("slurm-time-limit", "slurmstepd: error: *** STEP 812345.0 ON node-7 CANCELLED AT 2024-03-05T16:00:00 DUE TO TIME LIMIT ***")
+PREEMPTED = end("slurm-preempted", "slurmstepd: error: *** STEP 812345.0 ON node-7 CANCELLED AT 2024-03-05T16:00:00 DUE TO PREEMPTION ***")
+CANCELLED = end("slurm-cancelled", "slurmstepd: error: *** STEP 812345.0 ON node-7 CANCELLED AT 2024-03-05T15:31:02 ***")
+DONE = end("training-done", "[after training is done] datetime: 2024-03-05 16:00:00")
+
+
+def report_of(rows: list[Row]) -> Report:
+    return pipelog.diagnose(events(rows))
+
+
+def loud(report: Report) -> set[str]:
+    return {f.name for f in report.findings if f.severity is Severity.ERROR}
+
+
+def verdict(rows: list[Row]) -> Death:
+    found: Death = tables(rows)["deaths"][-1]
+    return found
+
+
+# ---- ended from outside
+
+SCHEDULERS = {
+    "time-limit": (LIMIT, "scheduler.time-limit", "reached its time limit"),
+    "preempted": (PREEMPTED, "scheduler.preempted", "was preempted"),
+    "cancelled": (CANCELLED, "scheduler.cancelled", "was cancelled"),
+}
+
+
+@pytest.mark.parametrize("status", SCHEDULERS)
+def test_the_scheduler_s_word_is_the_end_and_no_failure(status: str) -> None:
+    line, category, words = SCHEDULERS[status]
+    behind = [raised("SystemExit: 143", 0), raised(PEER, 1), killing(100), left(-15)]
+    report = report_of([step(1), step(2), line, *behind])
+    failure = report.failure
+    assert failure is not None
+    assert (report.run["status"], failure["category"], failure["cause_known"], failure["confidence"]) == (status, category, True, "high")
+    assert words in failure["title"]
+    assert failure["ranks"] == []
+    assert [e["line"] for e in failure["evidence"]] == [3]
+    assert failure["advice"]
+    assert not loud(report) & LOUD
+    assert {c["role"] for c in failure["consequences"]} == {"teardown"}
+
+
+def test_a_step_is_also_cancelled_because_a_rank_failed() -> None:
+    death = verdict([step(1), step(2), raised(OOM, 3), left(1), CANCELLED])
+    assert (death.status, death.kind, death.ranks) == ("failed", "gpu-oom", (3,))
+
+
+def test_the_time_limit_kills_and_the_kill_is_not_the_cause() -> None:
+    death = verdict([step(1), step(2), raised(PEER, 1), left(-9), LIMIT])
+    assert (death.status, death.category, death.known) == ("time-limit", "scheduler.time-limit", True)
+
+
+def test_a_node_that_failed_is_no_cancellation() -> None:
+    text = "slurmstepd: error: *** STEP 812345.0 ON node-7 CANCELLED AT 2024-03-05T16:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+    death = verdict([step(1), step(2), end("slurm-node-failure", text, host="node-7"), left(-15)])
+    assert (death.status, death.category, death.hosts, death.known) == ("failed", "hardware.node", ("node-7",), True)
+    assert any("node-7" in a.action for a in death.advice)
+
+
+def test_ctrl_c_is_a_cancellation() -> None:
+    death = verdict([step(1), step(2), raised("KeyboardInterrupt", 0), raised("KeyboardInterrupt", 1), left(-2)])
+    assert (death.status, death.category) == ("cancelled", "scheduler.cancelled")
+
+
+def test_a_signal_from_outside_has_no_known_sender() -> None:
+    """`Received 15 death signal, shutting down workers`: the files do not say who sent it."""
+    death = verdict([step(1), step(2), end("signal", "Received 15 death signal, shutting down workers", value=15.0), killing(100)])
+    assert (death.status, death.category, death.known) == ("cancelled", "killed", False)
+    assert death.confidence is not Confidence.HIGH
+    assert "do not say who" in death.title
+    assert death.missing
+
+
+def test_a_signal_after_a_failure_only_cleans_up() -> None:
+    death = verdict([step(1), step(2), raised(DISK, 2), end("signal", "Received 15 death signal, shutting down workers", value=15.0)])
+    assert (death.status, death.kind) == ("failed", "disk-full")
+
+
+# ---- well, or not known
+
+ERRORS = [raised(OOM, 3), raised(PEER, 1), {"kind": "error", "name": "level", "text": "[ERROR] the tracking server did not answer"}, killing(100)]
+
+
+@pytest.mark.parametrize("behind", [[], ERRORS], ids=["before", "behind"])
+def test_a_completed_run_has_no_failure_whatever_errors_it_holds(behind: list[Row]) -> None:
+    report = report_of([step(1), *ERRORS, step(2), step(3), DONE, *behind])
+    assert report.run["status"] == "completed"
+    assert report.failure is None
+    assert not loud(report)
+
+
+def test_all_errors_of_a_completed_run_are_benign() -> None:
+    death: Death = tables([step(1), *ERRORS, step(2), step(3), DONE])["death"]
+    assert set(death.roles["role"]) == {"benign"}
+    assert (death.category, death.title, death.evidence, death.consequences) == (None, "", (), ())
+
+
+def test_a_log_that_stops_says_nothing() -> None:
+    report = report_of([step(1), step(2)])
+    assert (report.run["status"], report.failure) == ("incomplete", None)
+    assert {o.name for o in report.outcomes if o.status.value == "not-applicable"} >= LOUD
+
+
+def test_without_any_step_it_failed_at_the_start() -> None:
+    text = "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 * 4 * 2"
+    start = {"kind": "start", "name": "launcher"}
+    death = verdict([start, raised(text, 0), raised(text, 1), left(1)])
+    assert (death.category, death.ranks, death.step, death.phase) == ("config.batch", (), None, "start-up")
+    assert death.title.startswith("The job")
+
+
+def test_a_failure_while_a_checkpoint_is_written() -> None:
+    rows: list[Row] = [{"kind": "start", "name": "launcher"}, step(1), step(2), {"kind": "checkpoint", "name": "begin", "step": 2}]
+    assert verdict([*rows, raised(DISK, 0), left(1)]).phase == "checkpoint"
+    assert verdict([*rows, {"kind": "checkpoint", "name": "complete", "step": 2}, step(3), raised(DISK, 0), left(1)]).phase == "training"
+
+
+# ---- several attempts
+
+
+def attempts(*ends: list[Row]) -> list[Row]:
+    """Starts of the job an hour apart, each with two steps before its end."""
+    rows: list[Row] = []
+    for number, last in enumerate(ends):
+        first = {"kind": "start", "name": "launcher", "clock": "log", "start_ns": T0 + number * 3600 * 10**9}
+        rows += [first, *topology_map(2, 2), step(number * 10 + 1), step(number * 10 + 2), *last]
+    return rows
+
+
+def test_the_failure_is_that_of_the_last_attempt() -> None:
+    report = report_of(attempts([raised(OOM, 1), left(1)], [raised(DISK, 2), left(1)]))
+    assert [a["category"] for a in report.run["attempts"]] == ["memory.gpu-oom", "storage"]
+    assert report.failure is not None
+    assert (report.failure["category"], report.failure["ranks"]) == ("storage", [2])
+
+
+def test_a_restart_that_came_to_its_end_leaves_no_failure() -> None:
+    report = report_of(attempts([raised(OOM, 1), left(1)], [DONE]))
+    assert [a["status"] for a in report.run["attempts"]] == ["failed", "completed"]
+    assert report.failure is None
+    assert not loud(report)
+
+
+def hardware_then(second: str, host: str) -> Report:
+    first = [raised(ECC, 1, host="node-1"), left(1)]
+    return report_of(attempts(first, [raised(second, 3, host=host), left(1)]))
+
+
+def test_a_broken_gpu_explains_a_later_symptom_on_the_same_host() -> None:
+    report = hardware_then("RuntimeError: CUDA error: an illegal memory access was encountered", "node-1")
+    failure = report.failure
+    assert failure is not None
+    assert (failure["category"], failure["hosts"], failure["confidence"]) == ("hardware.gpu", ["node-1"], "medium")
+    assert "fails again" in failure["title"]
+    assert any("node-1" in a["action"] for a in failure["advice"])
+    (finding,) = [f for f in report.findings if f.name == "repeat-offender"]
+    assert finding.where.hosts == ("node-1",)
+
+
+def test_it_explains_nothing_on_another_host() -> None:
+    report = hardware_then("RuntimeError: CUDA error: an illegal memory access was encountered", "node-2")
+    assert report.failure is not None
+    assert report.failure["category"] == "unknown"
+    assert not [f for f in report.findings if f.name == "repeat-offender"]
+
+
+def test_it_explains_no_failure_that_names_its_own_cause() -> None:
+    report = hardware_then(DISK, "node-1")
+    assert report.failure is not None
+    assert report.failure["category"] == "storage"
+
+
+def test_lost_work_is_told_of_the_run_that_failed() -> None:
+    rows = [*topology_map(2), *(step(n, 2.0) for n in (10, 20)), {"kind": "checkpoint", "name": "complete", "step": 20}]
+    report = report_of([*rows, *(step(n, 2.0) for n in (30, 40)), raised(DISK, 1), left(1)])
+    assert (report.run["last_checkpoint_step"], report.run["lost_steps"]) == (20, 20)
+    (finding,) = [f for f in report.findings if f.name == "lost-work"]
+    assert "20 steps (40.0 s) lost" in finding.title
+    assert finding.where.steps == (21, 40)
+
+
+def test_times_of_the_verdict_are_those_of_its_line() -> None:
+    death = verdict([step(1, **at(0)), step(2, **at(1)), raised(DISK, 1, **at(5)), left(1, **at(9))])
+    assert (death.at_ns, death.step) == (T0 + 5 * 10**9, 2)
