@@ -239,3 +239,14 @@ def test_arguments_that_are_dumped_again_begin_an_attempt(tmp_path: Path) -> Non
     (tmp_path / "train.log").write_text(arguments + iterations(1, 5) + arguments + iterations(6, 8) + arguments + iterations(7, 9))
     found = diagnose(read(tmp_path)).run["attempts"]
     assert [(a["first_step"], a["last_step"]) for a in found] == [(1, 5), (6, 8), (7, 9)]
+
+
+def test_a_start_after_all_processes_of_the_other_file_have_ended() -> None:
+    """Six seconds later, in a file of its own; the logs of two nodes of one start, where no process has ended yet, stay together."""
+    first = [at(0) | start(line=1), step(1, line=2), at(20) | {"kind": "end", "name": "exit-code", "value": -9.0, "line": 3}]
+    second = [at(26) | start(line=1), step(1, line=2), at(50, line=3)]
+    made = tables([*({**row, "file": "a.log"} for row in first), *({**row, "file": "b.log"} for row in second)])
+    assert made["attempts"].count == 2
+    other_node = [at(6) | start(line=1), step(1, line=2), at(50, line=3)]
+    made = tables([*({**row, "file": "a.log"} for row in first), *({**row, "file": "b.log"} for row in other_node)])
+    assert made["attempts"].count == 1

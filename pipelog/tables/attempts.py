@@ -13,6 +13,7 @@ from pipelog.events import Input
 from pipelog.tables import frame, of_kind, table
 
 _STRONG = frozenset({"launcher", "torchrun", "restart"})
+_OVER = frozenset({"exit-code", "exit-success"})
 _ACTIVITY = ("step", "progress", "iteration", "end", "error")
 _DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-fault", "fatal-python"})
 """Errors that are a sign that something ran and broke: warnings and words are not."""
@@ -56,13 +57,15 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
             if begin is None and (match := _STAMP_IN_NAME.search(path)):
                 begin = end = pd.Timestamp(match.group(1)).value
             named = _ATTEMPT_IN_NAME.search(path)
-            pieces.append((path, first, last, begin, end, int(named.group(1)) if named else None))
-    table_ = pd.DataFrame(pieces, columns=["file", "first_line", "last_line", "begin_ns", "end_ns", "named"]).astype({"first_line": "int64"})
+            begun, over = _begun_and_over(by_file.get(path), first, last)
+            pieces.append((path, first, last, begin, end, int(named.group(1)) if named else None, begun, over))
+    columns = ["file", "first_line", "last_line", "begin_ns", "end_ns", "named", "begun", "over_ns"]
+    table_ = pd.DataFrame(pieces, columns=columns).astype({"first_line": "int64"})
     numbers = _numbers(table_)
     named_ranks = {i.path for i in inputs if i.notes.get("rank_from_name") is not None}
     table_["attempt"], jobs = _apart(table_, numbers, by_file, named_ranks)
     count = int(table_["attempt"].max()) + 1 if len(table_) else 1
-    return Attempts(table_.drop(columns="named"), count, jobs)
+    return Attempts(table_.drop(columns=["named", "begun", "over_ns"]), count, jobs)
 
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
@@ -115,6 +118,16 @@ def _span(rows: pd.DataFrame | None, first: int, last: int | None) -> tuple[int 
     line = rows["line"].to_numpy()
     times = rows["start_ns"].to_numpy()[(line >= first) & (line < (last if last is not None else np.iinfo(np.int64).max))]
     return (int(times.min()), int(times.max())) if len(times) else (None, None)
+
+
+def _begun_and_over(rows: pd.DataFrame | None, first: int, last: int | None) -> tuple[bool, float]:
+    """Whether a launcher starts a job in a piece of a file, and when (ns) the last process of it ended; NaN where nothing says so."""
+    if rows is None:
+        return False, np.nan
+    mine = rows[(rows["line"] >= first) & (rows["line"] < (np.inf if last is None else last))]
+    begun = ((mine["kind"] == "start") & mine["name"].isin(_STRONG)).any()
+    over = mine.loc[(mine["kind"] == "end") & mine["name"].isin(_OVER), "start_ns"].dropna()
+    return bool(begun), float(over.max()) if len(over) else np.nan
 
 
 def _numbers(pieces: pd.DataFrame) -> list[int]:
@@ -175,16 +188,21 @@ def _own(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[flo
 
 
 def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:
-    """Spans of time of the attempts. Pieces of one file are never of one attempt, the two outputs of one process are, however late one begins."""
-    spans: list[tuple[int, int, set[str], set[str]]] = []
-    for file, begin, end in sorted(zip(timed["file"], timed["begin_ns"], timed["end_ns"], strict=True), key=lambda p: int(p[1])):
+    """Spans of time of the attempts. Pieces of one file are never of one attempt, the two outputs of one process are, however late one begins.
+
+    Where a launcher starts a job after all processes of another piece have ended, that is the next attempt, however soon it is.
+    """
+    spans: list[tuple[int, int, set[str], set[str], float]] = []
+    columns = ("file", "begin_ns", "end_ns", "begun", "over_ns")
+    for file, begin, end, begun, over in sorted(zip(*(timed[c] for c in columns), strict=True), key=lambda p: int(p[1])):
         process = _STREAM.sub("", file)
-        if spans and file not in spans[-1][2] and (int(begin) <= spans[-1][1] + _GAP_NS or process in spans[-1][3]):
-            first, last, files, processes = spans[-1]
-            spans[-1] = (first, max(last, int(end)), files | {file}, processes | {process})
+        near = bool(spans) and int(begin) <= spans[-1][1] + _GAP_NS and not (begun and int(begin) > spans[-1][4])
+        if spans and file not in spans[-1][2] and (near or process in spans[-1][3]):
+            first, last, files, processes, done = spans[-1]
+            spans[-1] = (first, max(last, int(end)), files | {file}, processes | {process}, float(np.fmax(done, over)))
         else:
-            spans.append((int(begin), int(end), {file}, {process}))
-    return [(first, last) for first, last, _, _ in spans]
+            spans.append((int(begin), int(end), {file}, {process}, float(over)))
+    return [(first, last) for first, last, *_ in spans]
 
 
 @table("rows", needs=("events", "attempts"))
