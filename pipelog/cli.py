@@ -5,16 +5,20 @@ Exit codes: 0; 1 where --fail-on says so; 2 for what the user can put right (one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipelog._text import count
 from pipelog._version import __version__
@@ -126,7 +130,7 @@ def analyze(
     no_cache: bool,
     quiet: bool,
 ) -> None:
-    """Analyze a job's folder (or single files) and say what is wrong.
+    """Analyze a job's folder, single files or standard input (-), and say what is wrong.
 
     Prints the verdict and writes pipelog-<folder>.html into the current directory.
     """
@@ -135,8 +139,9 @@ def analyze(
     wanted = _formats(formats) or _formats(_by_suffix(output))
     options = dict(_setting(s) for s in settings)
     name = _name(paths)
-    events = _read(paths, jobs, cached=not no_cache, quiet=quiet)
-    report = diagnose(events, attempt=attempt, options=options, name=name)
+    with _given(paths) as places:
+        events = _read(places, jobs, cached=not no_cache, quiet=quiet)
+        report = diagnose(events, attempt=attempt, options=options, name=name)
     if wanted:
         _write(report, wanted, output, name)
     else:
@@ -176,8 +181,23 @@ def _setting(text: str) -> tuple[str, float]:
         raise BadOption(f"--set {text}: expected RULE.OPTION=NUMBER{'' if sign else ', and there is no ='}") from error
 
 
+@contextlib.contextmanager
+def _given(paths: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The paths, with standard input (-) in a file of its own for as long as it is read and cited."""
+    if "-" not in paths:
+        yield paths
+        return
+    with tempfile.TemporaryDirectory(prefix="pipelog-") as folder:
+        place = Path(folder) / "stdin"
+        with place.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield tuple(str(place) if path == "-" else path for path in paths)
+
+
 def _name(paths: tuple[str, ...]) -> str:
     """The folder's name, else the file's."""
+    if paths[0] == "-":
+        return "stdin"
     first = Path(paths[0]).resolve()
     return first.name or "root"
 
@@ -224,9 +244,11 @@ def _show(report: Any, output: str | None, name: str, *, quiet: bool) -> None:
         raise BadOption("-o - needs a --format")
     folder = output is None or output.endswith(os.sep) or Path(output).is_dir()
     place = Path(output or ".") / f"pipelog-{_safe(name)}.html" if folder else Path(output or "")
-    _save(place, reporters["html"].render(report))
-    if not quiet:
+    _make_folder(place)  # what cannot be written is said before anything else
+    if not quiet:  # before the page is made, which takes longer than all that the terminal shows
         styled(report, Console(highlight=False, soft_wrap=False, legacy_windows=False))
+        sys.stdout.flush()
+    _save(place, reporters["html"].render(report))
     click.echo(str(place))
 
 
@@ -234,9 +256,16 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
-def _save(place: Path, text: str) -> None:
+def _make_folder(place: Path) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOption(f"cannot write {place}: {error.strerror or error}") from error
+
+
+def _save(place: Path, text: str) -> None:
+    _make_folder(place)
+    try:
         place.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise BadOption(f"cannot write {place}: {error.strerror or error}") from error
@@ -252,7 +281,8 @@ def events(paths: tuple[str, ...], output: str, jobs: int | None, *, no_cache: b
 
     if not output.endswith((".csv", ".parquet")):
         raise BadOption(f"-o {output}: the table is written as .parquet or .csv")
-    table = placed(_read(paths, jobs, cached=not no_cache, quiet=quiet))
+    with _given(paths) as places:
+        table = placed(_read(places, jobs, cached=not no_cache, quiet=quiet))
     try:
         if output.endswith(".csv"):
             _csv(table.table, output)
@@ -297,8 +327,20 @@ def _says(page: str) -> str:
     return first.partition(": ")[2].rstrip(".")
 
 
+def _rules_like(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Ids and names of rules for the shell's completion, each with what the rule says."""
+    import pipelog.detectors  # noqa: PLC0415
+    from pipelog.findings import DETECTORS  # noqa: PLC0415
+    from pipelog.registry import load  # noqa: PLC0415
+
+    load(pipelog.detectors)
+    known = sorted(DETECTORS.values(), key=lambda d: d.id)
+    words = [(w, d) for d in known for w in (d.id, d.name) if w.lower().startswith(begun.lower())]
+    return [CompletionItem(word, help=_says(rule.page)) for word, rule in words]
+
+
 @main.command()
-@click.argument("rule")
+@click.argument("rule", shell_complete=_rules_like)
 def explain(rule: str) -> None:
     """Print the page of a rule, by id or name."""
     from pipelog.diagnosis import explain as page  # noqa: PLC0415
@@ -310,8 +352,63 @@ def explain(rule: str) -> None:
 
 
 @main.command()
-def schema() -> None:
+@click.argument("config", required=False, type=click.Path(), metavar="[DS_CONFIG]")
+@click.option("--stages", type=click.IntRange(1, 4096), metavar="N", help="Pipeline stages.  [default: the configuration's, or the run's]")
+@click.option("--gpus", type=click.IntRange(1, 1 << 20), metavar="N", help="GPUs of the whole job.  [default: the run's]")
+@click.option("--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel ranks of a stage.  [default: the run's, or 1]")
+@click.option("--train-batch", type=click.IntRange(1, 1 << 40), metavar="N", help="train_batch_size, over the configuration's.")
+@click.option("--micro-batch", type=click.IntRange(1, 1 << 40), metavar="N", help="train_micro_batch_size_per_gpu, over the configuration's.")
+@click.option("--accumulation", type=click.IntRange(1, 1 << 20), metavar="N", help="gradient_accumulation_steps (m), over the configuration's.")
+@click.option("--from", "run", type=click.Path(), metavar="RUN", help="A measured run, its folder or report.json: shape, sizes, costs, memory.")
+@click.option("--costs", metavar="MS,…", help="Compute of one micro-batch by stage in ms: 90,90,210,90, or forward/backward: 30/60,….")
+@click.option("--transfer", type=click.FloatRange(0, 1e6), metavar="MS", help="Time of a message between two stages in ms.")
+@click.option("--layers", metavar="N|C,…", help="How many equal layers there are, or the relative cost of each: they limit and shape the stages.")
+@click.option("--schedule", "schedules", multiple=True, metavar="NAME", help="1f1b, gpipe, interleaved, zb-h1, zb-h2; the first one is planned with.")
+@click.option("--chunks", metavar="V,…", help="Chunks a stage for interleaving.  [default: 2]")
+@click.option("--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set the threshold PL102.limit, as for analyze.")
+@click.option("--format", "form", type=click.Choice(("text", "json", "md", "html")), help="Output wanted.  [default: by the suffix of -o, else text]")
+@click.option("-o", "--output", metavar="FILE", help="Where to write, - for standard output.  [default: standard output; pipelog-plan.html for html]")
+def plan(config: str | None, run: str | None, form: str | None, output: str | None, settings: tuple[str, ...], **given: Any) -> None:
+    """Check a job's batch sizes before it starts, and compare micro-batches, stages and schedules.
+
+    Shows the bubble of each, what it holds in memory, and its step time where a run or costs are given.
+    """
+    from pipelog.planning import outputs, typed  # noqa: PLC0415
+    from pipelog.planning.config_file import read  # noqa: PLC0415
+    from pipelog.planning.plan import plan as planned  # noqa: PLC0415
+
+    wanted = typed.wanted(read(config) if config else None, _measured(run) if run else None, [_setting(s) for s in settings], **given)
+    made = planned(wanted)
+    form = form or outputs.by_suffix(output)
+    if form == "text" and output is None:
+        from rich.console import Console  # noqa: PLC0415
+
+        from pipelog.planning.text import styled  # noqa: PLC0415
+
+        styled(made, Console(highlight=False, soft_wrap=False, legacy_windows=False))
+        return
+    text = outputs.OUTPUTS[form][1](made)
+    place = output or ("pipelog-plan.html" if form == "html" else "-")
+    if place == "-":
+        click.echo(text, nl=False)
+        return
+    _save(Path(place), text)
+    click.echo(place)
+
+
+def _measured(run: str) -> Any:
+    """A report.json is read; anything else is analyzed first."""
+    from pipelog.diagnosis import diagnose  # noqa: PLC0415
+    from pipelog.planning.from_run import measured, saved  # noqa: PLC0415
+
+    report = saved(run) or diagnose(_read((run,), None, cached=True, quiet=False), name=_name((run,)))
+    return measured(report.to_dict())
+
+
+@main.command()
+@click.option("--plan", "of_plan", is_flag=True, help="Of what `plan --format json` writes.")
+def schema(*, of_plan: bool) -> None:
     """Print the JSON Schema of report.json."""
     from pipelog.schema import text  # noqa: PLC0415
 
-    click.echo(text(), nl=False)
+    click.echo(text("plan-1.json" if of_plan else "report-1.json"), nl=False)

@@ -216,3 +216,37 @@ def test_completion_is_offered() -> None:
         check=False,
     )
     assert "complete" in script.stdout
+
+
+def test_standard_input_is_read_in_place_of_a_file() -> None:
+    log = (HEAVY / "logs" / "train.log").read_bytes()
+    done = CliRunner().invoke(main, ["analyze", "-", "--format", "json", "-o", "-"], input=log)
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["name"] == "stdin"
+    assert [i["path"] for i in document["inputs"]] == ["stdin"]
+    cited = [e for f in document["findings"] for e in f["evidence"]]
+    assert all(e["text"] == log.decode().splitlines()[e["line"] - 1][:400] for e in cited if e["line"])
+    assert CliRunner().invoke(main, ["events", "-", "-o", "x.parquet"], input=log).exit_code == 0
+    assert Events.read("x.parquet").table.num_rows == sum(i["events"] for i in document["inputs"])
+
+
+def test_the_verdict_does_not_wait_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the terminal shows is out before the HTML report is drawn; a page that fails costs no verdict."""
+    from pipelog.reporters import REPORTERS, Reporter  # noqa: PLC0415
+
+    def broken(_report: object) -> str:
+        raise RuntimeError("no page")
+
+    run("rules")
+    monkeypatch.setitem(REPORTERS, "html", Reporter("html", ".html", broken))
+    done = run("analyze", HEAVY)
+    assert done.exit_code == 2
+    assert "stage 2" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(("begun", "wanted"), [("PL20", ["PL201", "PL202"]), ("pl601", ["PL601"]), ("loss-n", ["loss-nan"]), ("x", [])])
+def test_rules_are_completed_for_explain(begun: str, wanted: list[str]) -> None:
+    shell = {"_PIPELOG_COMPLETE": "bash_complete", "COMP_WORDS": f"pipelog explain {begun}", "COMP_CWORD": "2"}
+    done = CliRunner().invoke(main, [], env=shell, prog_name="pipelog")
+    assert [line.partition(",")[2] for line in done.stdout.splitlines() if line] == wanted
