@@ -107,7 +107,7 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command()
 @_paths
 @click.option(
-    "--format", "formats", multiple=True, help="Output wanted, once for each: html, json, text. Only these are made then.", metavar="FORMAT"
+    "--format", "formats", multiple=True, help="Output wanted, once for each: html, json, md, text. Only these are made then.", metavar="FORMAT"
 )
 @click.option("-o", "--output", metavar="FILE", help="Where to write: a file for one format, a folder/ for several, - for standard output.")
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with 1 where a finding is at least this severe.")
@@ -353,15 +353,15 @@ def explain(rule: str) -> None:
 
 @main.command()
 @click.argument("config", required=False, type=click.Path(), metavar="[DS_CONFIG]")
-@click.option("--stages", type=click.IntRange(1, 4096), metavar="N", help="Pipeline stages.  [default: the configuration's, or the run's]")
-@click.option("--gpus", type=click.IntRange(1, 1 << 20), metavar="N", help="GPUs of the whole job.  [default: the run's]")
-@click.option("--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel ranks of a stage.  [default: the run's, or 1]")
-@click.option("--train-batch", type=click.IntRange(1, 1 << 40), metavar="N", help="train_batch_size, over the configuration's.")
-@click.option("--micro-batch", type=click.IntRange(1, 1 << 40), metavar="N", help="train_micro_batch_size_per_gpu, over the configuration's.")
-@click.option("--accumulation", type=click.IntRange(1, 1 << 20), metavar="N", help="gradient_accumulation_steps (m), over the configuration's.")
+@click.option("--stages", type=click.IntRange(min=1), metavar="N", help="Pipeline stages.  [default: the configuration's, or the run's]")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the whole job.  [default: the run's]")
+@click.option("--tp", type=click.IntRange(min=1), metavar="N", help="Tensor-parallel ranks of a stage.  [default: the run's, or 1]")
+@click.option("--train-batch", type=click.IntRange(min=1), metavar="N", help="train_batch_size, over the configuration's.")
+@click.option("--micro-batch", type=click.IntRange(min=1), metavar="N", help="train_micro_batch_size_per_gpu, over the configuration's.")
+@click.option("--accumulation", type=click.IntRange(min=1), metavar="N", help="gradient_accumulation_steps (m), over the configuration's.")
 @click.option("--from", "run", type=click.Path(), metavar="RUN", help="A measured run, its folder or report.json: shape, sizes, costs, memory.")
 @click.option("--costs", metavar="MS,…", help="Compute of one micro-batch by stage in ms: 90,90,210,90, or forward/backward: 30/60,….")
-@click.option("--transfer", type=click.FloatRange(0, 1e6), metavar="MS", help="Time of a message between two stages in ms.")
+@click.option("--transfer", type=click.FloatRange(min=0), metavar="MS", help="Time of a message between two stages in ms.")
 @click.option("--layers", metavar="N|C,…", help="How many equal layers there are, or the relative cost of each: they limit and shape the stages.")
 @click.option("--schedule", "schedules", multiple=True, metavar="NAME", help="1f1b, gpipe, interleaved, zb-h1, zb-h2; the first one is planned with.")
 @click.option("--chunks", metavar="V,…", help="Chunks a stage for interleaving.  [default: 2]")
@@ -380,7 +380,7 @@ def plan(config: str | None, run: str | None, form: str | None, output: str | No
     wanted = typed.wanted(read(config) if config else None, _measured(run) if run else None, [_setting(s) for s in settings], **given)
     made = planned(wanted)
     form = form or outputs.by_suffix(output)
-    if form == "text" and output is None:
+    if form == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console  # noqa: PLC0415
 
         from pipelog.planning.text import styled  # noqa: PLC0415

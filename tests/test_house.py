@@ -48,6 +48,7 @@ LAYERS = (
     ("report", "charts"),
     ("summary",),
     ("reporters",),
+    ("planning",),
     ("diagnosis",),
     ("cli", "__init__", "__main__"),
 )

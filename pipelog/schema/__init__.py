@@ -1,8 +1,8 @@
-"""The JSON Schema of report.json."""
+"""The JSON Schemas of report.json and of what `pipelog plan --format json` writes."""
 
 from importlib.resources import files
 
 
-def text() -> str:
+def text(name: str = "report-1.json") -> str:
     """The schema document, as `pipelog schema` prints it."""
-    return files(__name__).joinpath("report-1.json").read_text(encoding="utf-8")
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")

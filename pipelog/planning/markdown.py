@@ -1,0 +1,66 @@
+"""The plan as Markdown, with tables: for a ticket or a pull request on GitHub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pipelog.planning.document import Section, sections
+from pipelog.planning.plan import Plan
+from pipelog.reporters._escape import visible
+
+MARK = "<!-- pipelog plan -->"
+_SIGNS = re.compile(r"([\\*_\[\]<>|#~`])")
+
+
+def render(plan: Plan) -> str:
+    """The whole text."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    said = plan.verdict
+    yield MARK
+    yield f"## {said.word}: {_plain(said.sentence)}"
+    yield ""
+    yield _plain(said.facts)
+    if plan.findings:
+        yield ""
+    for finding in plan.findings:
+        where = ", ".join(f"{e.file}:{e.line}" for e in finding.evidence)
+        name = " ".join(x for x in (finding.id, finding.name) if x)
+        yield f"- **{finding.severity.value}** {_plain(finding.title)} ({name}{f', {_plain(where)}' if where else ''})"
+        for advice in finding.advice:
+            yield f"  - {_plain(advice.action)}{f' ({_plain(advice.expected)})' if advice.expected else ''}"
+    for section in sections(plan):
+        yield from _section(section)
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield ""
+    yield f"### {_plain(section.title)}"
+    yield ""
+    yield from (f"{_coded(text)}  " if section.rows else f"- {_coded(text)}" for text in section.says)
+    if not section.rows:
+        return
+    if section.says:
+        yield ""
+    yield _row(section.head)
+    yield f"|{'|'.join('---:' if n in section.numbers else '---' for n in range(len(section.head)))}|"
+    for n, row in enumerate(section.rows):
+        yield _row(tuple(f"**{cell}**" if cell and n in section.now else cell for cell in map(_plain, row)), escape=False)
+
+
+def _row(cells: tuple[str, ...], *, escape: bool = True) -> str:
+    return f"| {' | '.join(_plain(c) if escape else c for c in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, in one line."""
+    return _SIGNS.sub(r"\\\1", " ".join(visible(text).split()))
+
+
+def _coded(text: str) -> str:
+    """Text whose `pieces in backticks` stay code."""
+    parts = re.split(r"`([^`]+)`", " ".join(visible(text).split()))
+    return "".join(f"`{part}`" if n % 2 else _SIGNS.sub(r"\\\1", part) for n, part in enumerate(parts))
