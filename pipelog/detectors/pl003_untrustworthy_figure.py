@@ -39,7 +39,7 @@ def untrustworthy_figure(
 ) -> Iterator[Finding]:
     """One finding a figure."""
     if not len(scalars) and not len(steps.rows):
-        raise CannotTell("no figures were printed")
+        raise CannotTell("no loss, norm, scale or step time was printed")
     yield from _frozen(scalars, int(lines))
     yield from _still(scalars, tables, int(lines), int(alone))
     yield from _timer_lines(placed)
