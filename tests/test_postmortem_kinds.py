@@ -71,9 +71,10 @@ def test_a_wording_means_its_kind(name: str) -> None:
     assert set(errors["category"]) == {case["category"]}
     assert set(errors["role"]) == {case.get("role", "initiating")}
     death: Death = made["death"]
-    if name == "taken-down" or (KINDS[name].strength is Strength.WORD and name != "left-with-code"):
-        return  # words alone end nothing
-    assert death.kind == name
+    if KINDS[name].strength is Strength.WORD and name != "left-with-code":
+        assert death.category is None  # words alone end nothing
+        return
+    assert death.kind == case.get("alone", name)
     assert death.category == case["category"]
     assert death.known is case.get("known", True)
     assert death.status == case.get("status", "hung" if case["category"] == "hang" else "failed")
