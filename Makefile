@@ -25,7 +25,7 @@ format: $(BIN)/.installed-test
 bench: $(BIN)/.installed .venv-hta/bin/.installed
 	$(BIN)/python bench/run.py --hta .venv-hta/bin/python $(BENCH)
 
-reports: $(BIN)/.installed
+reports: $(BIN)/.installed-test browser
 	$(BIN)/python tools/make_reports.py
 
 picture: $(BIN)/.installed-test browser

@@ -1,4 +1,4 @@
-"""Write docs/report.png: the first screens of the report of heavy-stage2, as chromium shows it."""
+"""Write docs/report.png and docs/failure.png: the first screens of the reports of a slow run and of one that died, as chromium shows them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import pipelog
 from pipelog.reporters.html import render
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = "heavy-stage2"
+PICTURES = {"report.png": ("heavy-stage2", "#chart-phase"), "failure.png": ("fail-sigkill-rank3", "#ends")}
+"""File → the run, and the last thing on the picture."""
 WIDTH = 1280
-LAST = "#chart-phase"
 
 
-def main(target: Path) -> None:
-    """The page from its top to the end of the breakdown of the pipeline phase."""
-    report = pipelog.diagnose(pipelog.read(ROOT / "fixtures" / "runs" / RUN), name=RUN)
-    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
-        file = Path(folder) / "report.html"
-        file.write_text(render(report), encoding="utf-8")
-        page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
-        page.goto(file.as_uri())
-        page.wait_for_selector("html.drawn", state="attached")
-        end = page.evaluate("(id) => document.querySelector(id).getBoundingClientRect().bottom + scrollY", LAST)
-        page.screenshot(path=target, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end + 32})
+def main(folder: Path) -> None:
+    """Each page from its top to the end of the thing named."""
+    with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
+        for name, (run, last) in PICTURES.items():
+            report = pipelog.diagnose(pipelog.read(ROOT / "fixtures" / "runs" / run), name=run)
+            file = Path(scratch) / "report.html"
+            file.write_text(render(report), encoding="utf-8")
+            page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
+            page.goto(file.as_uri())
+            page.wait_for_selector("html.drawn", state="attached")
+            end = page.evaluate("(id) => document.querySelector(id).getBoundingClientRect().bottom + scrollY", last)
+            page.screenshot(path=folder / name, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end + 32})
+            page.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "report.png")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")

@@ -1,29 +1,82 @@
-"""Write reports/: of some runs under fixtures/runs the report as JSON and as text, and one whole HTML page.
+"""Write reports/: of one run or case for each kind of problem the report as JSON, as Markdown, as text and as a picture of its first screen; of a few the whole page.
 
-A change of wording or number shows there in review. The same input gives the same bytes.
+A change of wording or number shows there in review. The same input gives the same bytes (pictures need a chromium; without one they stay as they are).
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
+from chromium import NoChromium, browser
+
 import pipelog
-from pipelog.reporters import html, json, text
+from pipelog.report import Report
+from pipelog.reporters import html, json, markdown, text
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ("heavy-stage2", "comm-stall-link-1-2", "memory-skew", "R01", "R08", "fail-nan-loss", "two-restarts-one-file")
-PAGE = "heavy-stage2"
+RUNS = (
+    "heavy-stage2",
+    "comm-stall-link-1-2",
+    "memory-skew",
+    "slow-dataloader",
+    "straggler-from-step-20",
+    "R01",
+    "R08",
+    "fail-nan-loss",
+    "fail-exception-rank2",
+    "fail-hang-gloo-timeout",
+    "fail-oom-leak-rank1",
+    "fail-sigkill-rank3",
+    "two-restarts-one-file",
+)
+CASES = (
+    "gpu-oom-last-stage-cascade",
+    "ecc-then-oom-same-node",
+    "host-oom-slurm-cgroup",
+    "ib-completion-error-12",
+    "node-failure-slurm",
+    "p2p-recv-hang-3-stages",
+    "store-barrier-4-of-8",
+    "user-typeerror-stage2",
+    "batch-size-assertion",
+    "resume-other-dp-size",
+    "ckpt-write-disk-full",
+    "loss-scale-floor-tqdm",
+    "time-limit-kill-cascade",
+)
+PAGES = ("heavy-stage2", "fail-sigkill-rank3", "p2p-recv-hang-3-stages")
+"""Of these the whole page; one with pictures brings the library that draws them, 2 MB."""
+WIDTH, HEIGHT = 1280, 900
 
 
 def main(folder: Path) -> None:
     """Write the reports into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    for run in RUNS:
-        report = pipelog.diagnose(pipelog.read(ROOT / "fixtures" / "runs" / run), name=run)
-        reporters = {".json": json.render, ".txt": text.render} | ({".html": html.render} if run == PAGE else {})
+    places = [ROOT / "fixtures" / kind / name for kind, names in (("runs", RUNS), ("cases", CASES)) for name in names]
+    reports = {p.name: pipelog.diagnose(pipelog.read(p), name=p.name) for p in places}
+    for name, report in reports.items():
+        reporters = {".json": json.render, ".md": markdown.render, ".txt": text.render} | ({".html": html.render} if name in PAGES else {})
         for suffix, render in reporters.items():
-            (folder / f"{run}{suffix}").write_text(render(report), encoding="utf-8")
+            (folder / f"{name}{suffix}").write_text(render(report), encoding="utf-8")
+    try:
+        _pictures(folder, reports)
+    except NoChromium as error:
+        print(f"no pictures: {error}", file=sys.stderr)
+
+
+def _pictures(folder: Path, reports: dict[str, Report]) -> None:
+    """The first screen of each page."""
+    with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
+        for name, report in reports.items():
+            file = Path(scratch) / f"{name}.html"
+            file.write_text(html.render(report), encoding="utf-8")
+            page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+            page.goto(file.as_uri())
+            page.wait_for_selector("html.drawn", state="attached")
+            page.screenshot(path=folder / f"{name}.png")
+            page.close()
 
 
 if __name__ == "__main__":
