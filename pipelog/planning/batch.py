@@ -55,8 +55,8 @@ class Mesh:
         """Why the GPUs cannot be divided into pipelines."""
         if self.gpus is None or self.stages is None or self.gpus % (self.stages * self.tp) == 0:
             return None
-        ranks = f" x {count(self.tp, 'tensor-parallel rank')}" if self.tp > 1 else ""
-        return f"{count(self.gpus, 'GPU')} cannot be divided into pipelines of {count(self.stages, 'stage')}{ranks} = {self.stages * self.tp}"
+        ranks = f" x {count(self.tp, 'tensor-parallel rank')} = {self.stages * self.tp} GPUs" if self.tp > 1 else ""
+        return f"{count(self.gpus, 'GPU')} cannot be divided into pipelines of {count(self.stages, 'stage')}{ranks}"
 
 
 @dataclass(frozen=True, slots=True)

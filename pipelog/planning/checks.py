@@ -21,7 +21,14 @@ from pipelog.tables.topology import Said, Topology
 
 def findings(bench: Bench, fits: tuple[Fit, ...], config: ConfigFile | None, limit: float) -> tuple[Finding, ...]:
     """All of them, errors first."""
-    found = [*_arithmetic(bench.batch, fits, config), *_mesh(bench), *_engine(bench, config), *_few(bench, config, limit), *_unequal(bench)]
+    found = [
+        *_arithmetic(bench.batch, fits, config),
+        *_mesh(bench),
+        *_schedule(bench),
+        *_engine(bench, config),
+        *_few(bench, config, limit),
+        *_unequal(bench),
+    ]
     return tuple(sorted(found, key=lambda f: f.severity is not Severity.ERROR))
 
 
@@ -56,6 +63,16 @@ def _mesh(bench: Bench) -> Iterator[Finding]:
         Confidence.HIGH,
         advice=(Advice(f"take {' or '.join(map(str, near))} GPUs, or a number of stages that divides {mesh.gpus // mesh.tp or 1}"),),
     )
+
+
+def _schedule(bench: Bench) -> Iterator[Finding]:
+    """A schedule or a depth that cannot run with these numbers."""
+    p, m = bench.mesh.stages, bench.batch.m
+    why = bench.option(p, m).why_not if p and m else None
+    if why is None:
+        return
+    advice = "take fewer stages" if "layers" in why else f"take {-(-(m or 1) // (p or 1)) * (p or 1)} micro-batches, or the schedule 1f1b"
+    yield Finding("", "schedule", why, Severity.ERROR, Confidence.HIGH, advice=(Advice(advice),))
 
 
 def _engine(bench: Bench, config: ConfigFile | None) -> Iterator[Finding]:

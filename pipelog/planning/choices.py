@@ -24,12 +24,12 @@ def micro_batches(bench: Bench, limit: float) -> list[Option]:
     if not (each and b.replicas and b.train):
         wanted = {b.m, enough, *(k for k in _POWERS if k <= 4 * enough)} - {None}
         return [_marked(bench, bench.option(p, m or 1), price="") for m in sorted(m for m in wanted if m and m % unit == 0)]
-    ways = [m for m in range(1, each + 1) if each % m == 0] if each <= 1 << 20 else [b.m] if b.m else []
+    ways = [m for m in range(unit, each + 1, unit) if each % m == 0] if each <= 1 << 20 else [b.m] if b.m else []
     chosen = _thinned(ways, {m for m in (b.m, next((w for w in ways if w >= enough), None)) if m in ways})
     rows = [bench.option(p, m, micro=each // m) for m in chosen]
     if b.micro and b.m and b.problem is None:
         beyond = sorted({2 * b.m, 4 * b.m, enough} - set(range(b.m + 1)))
-        rows += [bench.option(p, m, micro=b.micro) for m in beyond if m <= 1 << 20]
+        rows += [bench.option(p, m, micro=b.micro) for m in beyond if m <= 1 << 20 and m % unit == 0]
     return [_marked(bench, r, price=_price_of_m(bench, r)) for r in rows]
 
 

@@ -50,7 +50,8 @@ class Costs:
     """forward_ns, backward_ns: of one micro-batch of micro_batch samples, by stage; recomputation is part of backward.
 
     rest_ns: of a step outside the pipeline phase. layers: how many each stage has, null where not known. basis: where it all comes from.
-    relative: only their ratios mean anything.
+    relative: only their ratios mean anything. stretch: measured phase of the run over the simulated one; gaps between passes, which costs do
+    not hold, make it a little more than 1.
     """
 
     forward_ns: tuple[float, ...]
@@ -61,6 +62,7 @@ class Costs:
     rest_ns: float | None = None
     layers: tuple[int, ...] | None = None
     relative: bool = False
+    stretch: float = 1.0
 
     @property
     def stages(self) -> int:
@@ -118,7 +120,8 @@ def phase(costs: Costs, schedule: str, m: int, v: int = 1) -> Phase:
         few -= (few - m) % p  # so that the groups come out even
         one, two = _simulated(costs, schedule, few - p, v), _simulated(costs, schedule, few, v)
         length = two + (m - few) / p * (two - one)
-    return Phase(length, tuple(1 - m * costs.total_ns(s) / length for s in range(p)))
+    length *= costs.stretch
+    return Phase(length, tuple(max(0.0, 1 - m * costs.total_ns(s) / length) for s in range(p)))
 
 
 def _simulated(costs: Costs, schedule: str, m: int, v: int) -> float:
@@ -219,12 +222,16 @@ def _rest_fits(sums: np.ndarray, at: int, stages: int, bound: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Measured peak of each stage, and the activations of one micro-batch of micro_batch samples that neighbours show."""
+    """Measured peak of each stage, and the activations of one micro-batch of micro_batch samples that neighbours show.
+
+    sharded: the optimizer's part is spread over the replicas (ZeRO), so that the peaks are those of their number alone; also where not known.
+    """
 
     peak_bytes: tuple[int, ...]
     activation_bytes: float
     micro_batches: int
     micro_batch: int
+    sharded: bool = True
 
     def peaks(self, held: tuple[float, ...], micro: int) -> tuple[int, ...]:
         """Peak of each stage when it holds so many micro-batches of *micro* samples: the measured one and the difference in activations.

@@ -182,6 +182,9 @@ def _fit_when(plan: Plan) -> Section:
     return Section("Which schedule fits when", tuple(f"{schedules.SCHEDULES[n].title}: {schedules.SCHEDULES[n].fits_when}." for n in names))
 
 
+_MOST_STAGES = 64
+
+
 def _by_stage(plan: Plan) -> Section:
     now, costs, memory = plan.now, plan.bench.costs, plan.bench.memory
     if now is None or now.stages < 2 or not (costs or memory) or not now.held:
@@ -193,6 +196,8 @@ def _by_stage(plan: Plan) -> Section:
             f"With these stages {percent(now.idle)} of the pipeline phase is idle; equal stages and free transfers would leave {percent(float(now.bubble))}."
         )
     head = ["stage", "layers", "compute of a micro-batch", "idle", "in flight", "peak"]
+    if now.stages > _MOST_STAGES:
+        says.append(f"The first {_MOST_STAGES} of {now.stages} stages; all of them are in the JSON.")
     rows = [
         [
             str(s),
@@ -202,7 +207,7 @@ def _by_stage(plan: Plan) -> Section:
             _short(now.held[s]),
             size(now.peak_bytes[s]) if now.peak_bytes else "",
         ]
-        for s in range(now.stages)
+        for s in range(min(now.stages, _MOST_STAGES))
     ]
     kept = [i for i in range(len(head)) if any(r[i] for r in rows)]
     return Section(
@@ -249,7 +254,11 @@ def _predicted(plan: Plan) -> str:
     """What the predictions rest on."""
     costs, run = plan.bench.costs, plan.wanted.measured
     assert costs
-    own = f" (they give the run's own phase within {percent(abs(run.error))})" if run and run.error is not None and run.costs is costs else ""
+    own = (
+        f" (they miss the run's own phase by {percent(abs(run.error))}, for which they are corrected)"
+        if run and run.error is not None and run.costs is costs
+        else ""
+    )
     if any(o.step_ns for o in plan.micro_batches):
         made = f"`step` and `idle` are simulated with the costs {costs.basis}{own}; what a step took outside the pipeline phase stays."
     else:

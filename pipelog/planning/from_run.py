@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def _costs(document: dict[str, Any]) -> tuple[Costs, float]:
     error = phase(made, "1f1b", m).phase_ns / length - 1
     if abs(error) > MOST_ERROR:
         raise CannotTell(f"{off(error)}, more than {percent(MOST_ERROR)}: {_lost(metrics)}")
-    return made, error
+    return replace(made, stretch=1 / (1 + error)), error
 
 
 def _lost(metrics: dict[str, Any]) -> str:
@@ -158,7 +159,7 @@ def _memory(document: dict[str, Any]) -> Memory:
     found = stage_memory(frame, Topology(pp=p, stages=params), Config(micro_batches=m))
     if not found.slope_bytes:
         raise CannotTell(found.reason or "the peaks of neighbouring stages do not differ by activations: something else sets them")
-    return Memory(tuple(int(b) for b in found.per_stage["peak_bytes"]), found.slope_bytes, m, micro)
+    return Memory(tuple(int(b) for b in found.per_stage["peak_bytes"]), found.slope_bytes, m, micro, config.get("zero_stage") != 0)
 
 
 def _params(shape: dict[str, Any], stage: int) -> int | None:

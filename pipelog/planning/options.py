@@ -90,7 +90,7 @@ class Bench:
             found.phase_ns + rest if found and rest is not None else None,
             found.mean_bubble if found else None,
             found.bubble if found else None,
-            self._peaks(stages, held, micro),
+            self._peaks(stages, held, micro, replicas),
             why_not=why,
         )
 
@@ -121,8 +121,10 @@ class Bench:
         now = schedules.in_flight(self.schedule, 0, p, m, self.v) * (self.batch.micro or 1) / p
         return float(held[0] * (micro or 1) / len(held) / now)
 
-    def _peaks(self, stages: int, held: tuple[Fraction, ...], micro: int | None) -> tuple[int, ...] | None:
+    def _peaks(self, stages: int, held: tuple[Fraction, ...], micro: int | None, replicas: int | None) -> tuple[int, ...] | None:
         if self.memory is None or micro is None or stages != len(self.memory.peak_bytes) or not held:
+            return None
+        if self.memory.sharded and replicas != self.ran_replicas:
             return None
         return self.memory.peaks(tuple(float(h) for h in held), micro)
 

@@ -212,5 +212,6 @@ def _facts(bench: Bench) -> str:
         parts.append(f"micro-batch {b.micro:,}")
     if b.m:
         parts.append(f"m = {b.m:,}")
-    parts.append(schedules.SCHEDULES[bench.schedule].title)
+    chosen = schedules.SCHEDULES[bench.schedule]
+    parts.append(chosen.title if bench.schedule == "1f1b" else f"{chosen.title} ({chosen.runs_in})")
     return " · ".join(parts)

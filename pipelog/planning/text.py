@@ -7,17 +7,17 @@ import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from pipelog.findings import Finding, Severity
 from pipelog.planning.document import Section, sections
 from pipelog.planning.plan import Plan
+from pipelog.reporters._places import kept
 from pipelog.reporters.text import printable
 
 _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "unknown": "bold blue"}
 _GAP = 2
+_INDENT = 9
 _LEAST_ROOM = 20
 """Columns of a terminal between two cells; below which words are not squeezed into a column."""
 _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
@@ -33,11 +33,12 @@ def render(plan: Plan) -> str:
 def styled(plan: Plan, console: Console) -> None:
     """Write the plan to a console; it adapts to its width and honours NO_COLOR."""
     said = plan.verdict
-    head = Text(said.word, style=_TONES[said.tone])
-    head.append("  ")
-    head.append(printable(said.sentence), style="bold")
-    console.print(head)
-    console.print(Text(printable(said.facts), style="dim"))
+    head = _wrapped(f"{said.word}  {said.sentence}", console.width)
+    first_line = Text(said.word, style=_TONES[said.tone])
+    first_line.append(head[0].removeprefix(said.word), style="bold")
+    console.print(first_line)
+    _lines(head[1:], console, style="bold")
+    _lines(_wrapped(said.facts, console.width), console, style="dim")
     first, *rest = sections(plan) or [Section("")]
     if first.title == "What each pipeline sees":
         _section(first, console)
@@ -56,7 +57,7 @@ def _section(section: Section, console: Console) -> None:
     console.print()
     console.print(Text(section.title, style="bold"))
     for text in section.says:
-        console.print(Text(printable(text)))
+        _lines(_wrapped(text, console.width), console)
     if not section.rows:
         return
     for line, style in _table(section, console.width):
@@ -84,17 +85,25 @@ def _table(section: Section, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _finding(finding: Finding, console: Console) -> None:
-    title = Text(printable(finding.title[:1].upper() + finding.title[1:]))
-    title.append(f"  [{' '.join(x for x in (finding.id, finding.name) if x)}]", style="dim")
-    head = Table.grid(padding=0)
-    head.add_column(width=9, no_wrap=True)
-    head.add_column(overflow="fold")
-    head.add_row(Text(finding.severity.value, style=_SEVERITIES[finding.severity]), title)
+    width = console.width - _INDENT
+    name = f"  [{' '.join(x for x in (finding.id, finding.name) if x)}]"
+    title = _wrapped(finding.title[:1].upper() + finding.title[1:] + name, width)
+    head = Text(finding.severity.value.ljust(_INDENT), style=_SEVERITIES[finding.severity])
+    head.append(title[0], style="none")
     console.print(head)
+    _lines(title[1:], console, indent=_INDENT)
     if finding.evidence:
-        console.print(Padding(Text(", ".join(printable(f"{e.file}:{e.line}") for e in finding.evidence), style="cyan"), (0, 0, 0, 9)))
+        _lines(_wrapped(", ".join(f"{e.file}:{e.line}" for e in finding.evidence), width), console, style="cyan", indent=_INDENT)
     for advice in finding.advice:
-        line = Text("→ " + printable(advice.action))
-        if advice.expected:
-            line.append(f" ({printable(advice.expected)})", style="dim")
-        console.print(Padding(line, (0, 0, 0, 9)))
+        _lines(_wrapped(f"→ {advice.action}{f' ({advice.expected})' if advice.expected else ''}", width), console, indent=_INDENT)
+
+
+def _lines(lines: list[str], console: Console, *, style: str = "", indent: int = 0) -> None:
+    for line in lines:
+        console.print(Text(" " * indent + line, style=style), no_wrap=True, overflow="ignore", crop=False)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most *width*; a number and its unit stay together."""
+    lines = textwrap.wrap(kept(printable(text)), max(20, width), break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
