@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -94,3 +95,32 @@ def test_a_stalled_link_is_drawn_where_its_sender_waits() -> None:
     assert min(late[1]) > 20
     assert not late[0]
     assert not late[3]
+
+
+def test_lanes_end_where_a_rank_falls_silent(tmp_path: Path) -> None:
+    """Rank 1 dies at some time between its neighbours' stamps; rank 0 prints steps 1 and 2 and says what it lost; the launcher's words are no line of a rank."""
+    stamp = "[2024-01-31 02:00:{:02},000] [INFO] [logging.py:96:log_dist] [Rank 0] step={}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]"
+    trouble = '[rank{0}]: Traceback (most recent call last):\n[rank{0}]:   File "/home/u/train.py", line 3, in <module>\n[rank{0}]:     main()\n[rank{0}]: {1}'
+    lines = [
+        "[2024-01-31 02:00:00,000] [INFO] [launch.py:146:main] WORLD INFO DICT: {'node-1': [0, 1]}",
+        stamp.format(10, 1),
+        stamp.format(20, 2),
+        trouble.format(1, "ValueError: bad sample"),
+        "[2024-01-31 02:00:35,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 11",
+        trouble.format(0, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:44940"),
+        "[2024-01-31 02:00:40,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py', '--local_rank=1'] exits with return code = 1",
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    made = pipelog.diagnose(pipelog.read(tmp_path)).charts["lanes"]
+    assert (made["from"], made["length_s"]) == ("2024-01-31T02:00:20.000", 15.0)
+    zero, one = made["rows"]
+    assert [zero[k] for k in ("step", "step_s", "last_s", "last_until_s", "error_role", "error_s")] == [2, 0.0, 15.0, 20.0, "cascade", 15.0]
+    assert [one[k] for k in ("step", "last_s", "last_until_s", "error_role", "error_s", "error_until_s")] == [
+        None,
+        0.0,
+        15.0,
+        "initiating",
+        0.0,
+        15.0,
+    ]
+    assert (one["error_file"], one["error_line"]) == ("train.log", 7)

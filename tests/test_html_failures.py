@@ -117,6 +117,11 @@ def test_other_findings_are_counted_without_the_verdict_itself() -> None:
     assert "below" not in verdict(report(OOM)).sentence
 
 
+def test_the_step_stands_with_what_happened_not_with_what_is_added() -> None:
+    given = changed(OOM, failure={"title": "rank 3 was killed (signal 9); ranks 2 and 4 lost it", "step": 1200})
+    assert verdict(given).sentence.startswith("Rank 3 was killed (signal 9), after step 1,200; ranks 2 and 4 lost it")
+
+
 LEDGER = {
     "attempts": [
         {"attempt": 0, "wall_s": 3600.0, "productive_s": 1800.0, "lost_s": 900.0, "hang_s": 600.0, "other_s": 300.0, "gap_s": None},

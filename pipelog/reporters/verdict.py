@@ -54,7 +54,11 @@ def _how_it_ended(report: Report) -> str:
     failure = report.failure
     if failure is None:
         return {"failed": "The run failed", "hung": "The run hung"}.get(report.run["status"], "The job did not come to its end")
-    return capital(failure["title"]) + (f", after step {failure['step']:,}" if failure["step"] else "")
+    title, step = capital(failure["title"]), failure["step"]
+    if not step:
+        return title
+    what, sign, more = title.partition("; ")
+    return f"{what}, after step {step:,}{sign}{more}" if not more.startswith("now ") else f"{title}, after step {step:,}"
 
 
 def _also(loud: list[Finding]) -> str:
