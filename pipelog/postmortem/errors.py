@@ -285,8 +285,8 @@ def _meanings(rows: pd.DataFrame, frames: dict[tuple[str, str, int], Frames]) ->
     rows["raised"] = [w.raised for w in shown]
 
 
-_DIGITS = re.compile(r"(?<![\d])\d{3,}")
-"""Long numbers only: `error 12` and `Signal 9` mean something."""
+_DIGITS = re.compile(r"(?<!\d)\d{3,}|(?<=[Rr]ank )\d+|(?<=\[rank)\d+|(?<=GUID )\d+|(?<=[A-Za-z]-)\d+(?=[\]:<])|(?<=:\d{4} \[)\d+(?=\] )|0x[0-9a-f]+")
+"""Long numbers, ranks and hosts: `error 12` and `Signal 9` mean something."""
 
 
 def _kind(kinds: list[Kind], name: str, text: str, where: Frames) -> Kind:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,8 +21,6 @@ from pipelog.reading.streams import Chunk
 
 _MOST_BLOCKS = 32
 """How many blocks of a kind may begin on one line: glued output has a few, a line with thousands is no log."""
-_BAR = re.compile(r"^[^|]{0,80}?\d{1,3}%\|[^|]{0,200}\| \S{1,40} \[[^\]]{0,80}\]")
-"""A progress bar without its end: what follows on its line is another's."""
 _KNOWN = ("rank", "host", "label", "clock", "start_ns", "line")
 
 Skip = Callable[[Skipped], None]
@@ -115,8 +112,7 @@ def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, 
     newline = chunk.data.find(b"\n", start)
     newline = len(chunk.data) if newline < 0 else newline
     raw = chunk.data[int(found.line_start[i]) : start]
-    before = heads.clean_line(raw[raw.rfind(b"\r") + 1 :])
-    before = _BAR.sub("", before)
+    before = heads.without_bar(heads.clean_line(raw[raw.rfind(b"\r") + 1 :]))
     who, end = prefix.writer(before)
     first = heads.clean_line(chunk.data[start : min(newline, limit)].partition(b"\r")[0])
     number = int(chunk.first + found.line[i])

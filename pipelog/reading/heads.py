@@ -80,11 +80,12 @@ def _compiled(expression: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
 def prefix(sample: bytes) -> Prefix:
     """Tell from the first lines of a file which prefixes its lines carry, outermost first."""
     text = re.sub(ANSI, "", sample.decode("utf-8", "replace"))
-    lines = [line for line in re.split(r"\r?\n|\r", text) if line.strip()][:2000]
+    margin = _margin([line for line in text.split("\n") if line.strip()])
+    lines = [line.removeprefix(margin) for line in re.split(r"\r?\n|\r", text) if line.strip()][:2000]
     parts: list[str] = []
     found: list[str] = []
-    if margin := _margin(lines):
-        parts, found, lines = [f"(?:{margin})?"], ["margin"], [line.removeprefix(margin) for line in lines]
+    if margin:
+        parts, found = [f"(?:{margin})?"], ["margin"]
     while lines and len(found) < 6:
         for name, pattern, share in (*_CERTAIN, *_role(lines), *_BY_COUNT):
             if name not in found and _belongs(name, pattern, share, lines):
@@ -93,7 +94,8 @@ def prefix(sample: bytes) -> Prefix:
             break
         found.append(name)
         parts.append(f"(?:{pattern})?")
-        lines = [re.sub(f"^{pattern}", "", line, count=1) for line in lines]
+        match = _compiled(pattern)[0].match
+        lines = [line[m.end() :] if (m := match(line)) else line for line in lines]
     expression = "^" + _COLOURS + _unique("".join(parts)) + f"(?:{_RANK})?"
     return Prefix(expression, tuple(found))
 
@@ -128,7 +130,8 @@ def _unique(expression: str) -> str:
 
 
 def _belongs(name: str, pattern: str, share: float, lines: list[str]) -> bool:
-    matches = [m for m in (re.match(pattern, line) for line in lines) if m]
+    match = _compiled(pattern)[0].match
+    matches = [m for m in map(match, lines) if m]
     if len(matches) < max(2, share * len(lines)):
         return False
     if name == "host":
@@ -162,6 +165,19 @@ def clean_line(raw: bytes) -> str:
     if "\x1b" in text:
         text = _ANSI_RE.sub("", text)
     return text.replace("\0", "")
+
+
+_BAR = r"^.*\d{1,3}%\|[^|]{0,200}\| \S{1,40} \[[^\]]{0,80}\]"
+
+
+def without_bar(text: str) -> str:
+    """A head without the progress bar that it is glued to: what follows on the bar's line is another's."""
+    return re.sub(_BAR, "", text) if "%|" in text else text
+
+
+def without_bars(texts: pa.Array) -> pa.Array:
+    """Heads without progress bars."""
+    return pc.replace_substring_regex(texts, _BAR, "") if pc.any(pc.match_substring(texts, "%|")).as_py() else texts
 
 
 def without(lines: pa.Array, of_line: Prefix) -> pa.Array:

@@ -106,7 +106,7 @@ class _Reader:
     def _columns(self, chunk: Chunk, found: Found) -> dict[str, pa.Array]:
         even = pa.array(2 * np.arange(len(found.start)))
         self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
-        before = heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd)
+        before = heads.without_bars(heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd))
         assert self.prefix is not None
         has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(before, r"^\[rank\d")).as_py()
         known = heads.parse(before, found.opener, self.prefix, has_prefix=has_prefix)
@@ -115,7 +115,10 @@ class _Reader:
         if self.label is not None:
             known["label"] = pc.coalesce(known["label"], pa.scalar(self.label, pa.string()))
         known["line"] = pa.array(chunk.first + found.line)
-        known["_head"] = before
+        known["_head"] = known["_own_head"] = before
+        if self.prefix.found:  # what parsers of records ask of a head holds behind a launcher's prefix, too
+            begins = pa.array(found.opener == np.arange(len(found.start)))
+            known["_own_head"] = pc.if_else(begins, heads.without(before, self.prefix), before)
         known["_pieces"] = cut(chunk.data, found.start, found.end)
         return known
 
@@ -175,7 +178,7 @@ class _Reader:
         keep, torn = pc.is_valid(match), pc.is_null(match)
         groups = {match.type.field(i).name: match.field(i) for i in range(match.type.num_fields)}
         if parser.head:
-            match_head = pc.extract_regex(columns["_head"].take(take), parser.head)
+            match_head = pc.extract_regex(columns["_own_head"].take(take), parser.head)
             keep, torn = pc.and_(keep, pc.is_valid(match_head)), pc.and_(torn, pc.is_valid(match_head))
             groups |= {match_head.type.field(i).name: match_head.field(i) for i in range(match_head.type.num_fields)}
         if parser.torn and pc.any(torn).as_py():

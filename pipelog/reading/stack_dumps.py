@@ -31,12 +31,15 @@ _SHARE = 0.6
 """Of the lines of a file that must belong to stacks: a log that ends with a few is a log."""
 _JSON = re.compile(rb'\s*\[\s*\{[^\]]{0,4000}"(?:os_thread_id|owns_gil|thread_name)"', re.DOTALL)
 
+_BEGINS = re.compile(rb"Thread (?:0x[0-9A-Fa-f]+|\d+) \(|(?:Current thread|Thread|Stack)[^\n]{0,120} ?\(most recent call first\)")
+"""The head of a stack by one of the tools."""
+
 
 def is_stack_dump(head: bytes) -> bool:
     """Whether a file that begins with *head* holds stacks and little else."""
     if _JSON.match(head) and b'"frames"' in head:
         return True
-    if not any(word in head for word in (b"Thread ", b" thread 0x", b"(most recent call first)")):
+    if not _BEGINS.search(head):  # C++ backtraces in logs are (most recent call first), too
         return False
     prefix = heads.prefix(head)
     lines = [heads.clean_line(raw) for raw in head.split(b"\n")]
