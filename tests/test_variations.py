@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,8 @@ from tests.variations import VARIATIONS, vary
 
 _LEFT_TO_THE_SWEEP = ("beginner's log missing",)
 _ALIKE = re.compile(r"(OOM of torch|watchdog of torch|warnings of NCCL|cause: OOM|cause:|split:|torchrun|srun|container|kubectl).*")
-"""Variations of one kind, of which every third is tried here."""
-_OF_FAILURES = ("PL5", "PL6")
+"""Variations of one kind, of which every fourth is tried here."""
+_OF_FAILURES = ("PL001", "PL5", "PL6")
 CASES = sorted(p.parent for p in (FIXTURES / "cases").glob("*/truth.json"))
 
 
@@ -43,7 +42,7 @@ def pairs() -> list[tuple[str, str]]:
     for name in VARIATIONS:
         alike = _ALIKE.match(name)
         seen[alike.group(1) if alike else name] += 1
-        if name in _LEFT_TO_THE_SWEEP or (alike and seen[alike.group(1)] % 3 != 1):
+        if name in _LEFT_TO_THE_SWEEP or (alike and seen[alike.group(1)] % 4 != 1):
             continue
         order = sorted(used, key=lambda case: (used[case], case))
         case = next((c for c in order if vary(case_of(c), name) is not None), None)
@@ -62,16 +61,13 @@ def _rules_of_failures() -> Iterator[None]:
     DETECTORS.update(others)
 
 
-@functools.cache
-def wrong_as_it_is(name: str) -> set[str]:
-    """The claims of the truth that the case does not hold either."""
-    with tempfile.TemporaryDirectory() as folder:
-        return {kind for kind, _ in deviations(case_of(name), diagnosed(case_of(name), Path(folder)))}
+@pytest.mark.parametrize("name", [c.name for c in CASES])
+def test_the_verdict_is_right(name: str, tmp_path: Path) -> None:
+    assert deviations(case_of(name), diagnosed(case_of(name), tmp_path)) == []
 
 
 @pytest.mark.parametrize(("name", "how"), pairs())
 def test_the_verdict_stays(name: str, how: str, tmp_path: Path) -> None:
     changed = vary(case_of(name), how)
     assert changed is not None
-    found = deviations(changed, diagnosed(changed, tmp_path))
-    assert [(kind, what) for kind, what in found if kind not in wrong_as_it_is(name)] == []
+    assert deviations(changed, diagnosed(changed, tmp_path)) == []

@@ -125,16 +125,20 @@ def _label_node(case: Case, _: random.Random) -> Case | None:
     return _before(case, lambda _n, _t: "0: ") if _bare(case) and len(hosts(case)) < 2 else None
 
 
-def _by_rank(case: Case, lead: Callable[[int], str], *, strip: bool) -> Case | None:
-    """Every line of a rank behind a lead; those of nobody behind that of rank 0, those of the launcher behind none."""
+_NOT_OF_TASKS = re.compile(r"srun: |slurmstepd")
+
+
+def _by_rank(case: Case, lead: Callable[[int], str], *, strip: bool, launcher: bool = False) -> Case | None:
+    """Every line of a rank behind a lead; those of nobody behind that of rank 0, those of the launcher behind none. launcher: it is a task, too."""
     if not _bare(case) or len(hosts(case)) > 1 or any("tee" in leads(lines) for lines in case.logs.values()) or "[rank" not in case.text():
         return None
 
     def change(lines: Lines) -> Lines:
         out = []
-        for line, rank, launcher in zip(lines, ranks_of(lines), is_launcher(lines), strict=True):
+        for line, rank, launched in zip(lines, ranks_of(lines), is_launcher(lines), strict=True):
             own = re.sub(r"^\[rank\d+\]: ?", "", line.text) if strip else line.text
-            out.append(line.saying(("" if launcher else lead(rank or 0)) + own))
+            bare = _NOT_OF_TASKS.match(line.text) if launcher else launched
+            out.append(line.saying(("" if bare else lead(rank or 0)) + own))
         return tuple(out)
 
     return case.each_file(change)
@@ -157,12 +161,12 @@ def _tee_role(case: Case, _: random.Random) -> Case | None:
 
 @variation("srun --label, one task a rank")
 def _label(case: Case, _: random.Random) -> Case | None:
-    return _by_rank(case, lambda rank: f"{rank}: ", strip=False)
+    return _by_rank(case, lambda rank: f"{rank}: ", strip=False, launcher=True)
 
 
 @variation("srun --label, one task a rank, torch 2.1")
 def _label_only(case: Case, _: random.Random) -> Case | None:
-    return _by_rank(case, lambda rank: f"{rank:2}: ", strip=True)
+    return _by_rank(case, lambda rank: f"{rank:2}: ", strip=True, launcher=True)
 
 
 @variation("mpirun --tag-output")
@@ -170,9 +174,14 @@ def _mpi(case: Case, _: random.Random) -> Case | None:
     return _by_rank(case, lambda rank: f"[1,{rank}]<stderr>: ", strip=False)
 
 
+def _other_clock(case: Case) -> bool:
+    """Whether a file beside the logs has times, too, which would have to be changed with theirs."""
+    return any(name.endswith(".csv") for name in case.other)
+
+
 def _timed(case: Case, offset: timedelta, form: Callable[[datetime, str], str]) -> Case | None:
     """Every line as *form* makes it of the time at which it was written, by a clock that is *offset* before the log's own, and its text."""
-    if not _bare(case) or any(re.search(r"\d{14}_rank", name) for name in case.logs):  # such files are no container's output
+    if not _bare(case) or _other_clock(case) or any(re.search(r"\d{14}_rank", name) for name in case.logs):  # such files are no container's output
         return None
     begin = (_first_stamp(case) or _SOME_DAY) - offset
 
@@ -597,20 +606,22 @@ def shifted(case: Case, delta: timedelta) -> Case:
 @variation("another year")
 def _year(case: Case, rng: random.Random) -> Case | None:
     return (
-        shifted(case, timedelta(days=rng.choice([-700, 401, 1000]), hours=rng.randint(0, 23), minutes=rng.randint(0, 59))) if _stamps(case) else None
+        shifted(case, timedelta(days=rng.choice([-700, 401, 1000]), hours=rng.randint(0, 23), minutes=rng.randint(0, 59)))
+        if _stamps(case) and not _other_clock(case)
+        else None
     )
 
 
 @variation("on New Year's Eve")
 def _new_year(case: Case, _: random.Random) -> Case | None:
     found = _stamps(case)
-    return shifted(case, datetime.fromisoformat(f"{max(found).year + 1}-01-01 00:00:03") - max(found)) if found else None
+    return shifted(case, datetime.fromisoformat(f"{max(found).year + 1}-01-01 00:00:03") - max(found)) if found and not _other_clock(case) else None
 
 
 @variation("on a leap day")
 def _leap(case: Case, _: random.Random) -> Case | None:
     found = _stamps(case)
-    return shifted(case, datetime.fromisoformat("2028-02-29 23:59:50") - max(found)) if found else None
+    return shifted(case, datetime.fromisoformat("2028-02-29 23:59:50") - max(found)) if found and not _other_clock(case) else None
 
 
 # ---- Python's and torch's prefixes
@@ -742,6 +753,9 @@ def _second(case: Case, rng: random.Random) -> Case | None:
 def _earlier(case: Case, rng: random.Random) -> Case | None:
     """One that failed for another reason: the last one decides."""
     made = _attempt(case, good=False, rng=rng)
+    only = _only(case)
+    if only is None or len(set(_work(only[1]))) == 1:  # the last attempt that trained is the one that metrics speak of
+        return None
     if made is None or "hardware.gpu" in case.truth.get("category", []) or "KeyError" not in "".join(made[1]) or "exits" not in "".join(made[1][-1:]):
         return None
     name, texts = made
