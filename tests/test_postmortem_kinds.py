@@ -152,6 +152,11 @@ LINES = {
     # whoever kills a process for want of memory
     "[ 7063.263325] oom_reaper: reaped process 63214 (pt_main_thread), now anon-rss:0kB, file-rss:0kB, shmem-rss:92kB": "host-oom-killed",
     'Mar  5 15:20:08 node7 earlyoom[600]: sending SIGTERM to process 4312 uid 1000 "python": badness 900, VmRSS 200000 MiB': "host-oom-killed",
+    "[ 7093.543707] python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=986": "host-oom-elsewhere",
+    "[ 7093.543960] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,oom_memcg=/job_812345,task=python3,pid=4312,uid=1000": "host-oom-killed",
+    "[ 7093.543960] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,global_oom,task_memcg=/user.slice,task=java,pid=99,uid=0": "host-oom-elsewhere",
+    "[123456.789012] NVRM: Xid (PCI:0000:3b:00): 63, pid=1202, name=nvidia-smi, Row Remapper: New row marked for remapping": "xid-application",
+    "[123456.789012] NVRM: Xid (PCI:0000:3b:00): 94, pid=31245, name=python, Contained: SM (0x1). RST: No, D-RST: No": "gpu-broken",
     "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.": "host-oom-killed",
     "PBS: job killed: mem 12345678kb exceeded limit 12345000kb": "host-oom-killed",
     "slurmstepd: error: Exceeded step memory limit at some point.": "word",

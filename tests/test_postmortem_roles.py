@@ -266,6 +266,18 @@ def test_what_the_kernel_said_a_month_ago_began_nothing() -> None:
     assert new.kind == "gpu-broken"
 
 
+KERNEL = {
+    "kernel-oom": "Out of memory: Killed process 999 (chrome) total-vm:210763776kB, anon-rss:204812344kB, file-rss:0kB, shmem-rss:1024kB",
+    "kernel-xid": "NVRM: Xid (PCI:0000:3b:00): 63, pid=1202, name=nvidia-smi, Row Remapper: New row marked for remapping",
+}
+
+
+@pytest.mark.parametrize("name", KERNEL)
+def test_what_hit_another_process_is_not_the_cause_of_an_exception(name: str) -> None:
+    said = {"kind": "error", "name": name, "text": KERNEL[name], "file": "dmesg.txt", "line": 1, **at(1)}
+    assert verdict([step(1, **at(0)), said, raised(DISK, 1, **at(5)), left(1, **at(9))]).kind == "disk-full"
+
+
 # ---- laws
 
 ROWS = [

@@ -10,7 +10,7 @@ from pipelog.postmortem.kinds import Strength, kind
 
 _MACHINE_CHECK = r"Machine Check Exception|Machine Check: \w+ Bank \d+: [abef]"
 """Uncorrected only (bit 61 of the bank's status): corrected errors of memory are logged every day, and nothing comes of them."""
-_XID_HARDWARE = r"Xid \([^)]*\): (?:48|6[34]|74|79|9[245]|119|120|14[0-9]|15[04])\b"
+_XID_HARDWARE = r"Xid \([^)]*\): (?:48|64|74|79|9[45]|119|120|14[0-9]|15[04])\b"
 
 
 @kind(
@@ -106,12 +106,12 @@ def cuda_async(case: Case) -> Iterator[Advice]:
     pattern=r"\bXid \([^)]*\): (?P<xid>\d+)",
     says="had Xid {xid} in the kernel log",
     known=False,
-    strength=Strength.SYMPTOM,
+    strength=Strength.TRANSPORT,  # the process's own error tells more, whenever it comes
     first=30,
     missing=("the meaning of the Xid in NVIDIA's catalogue: 13, 31, 43 and 45 are mostly the application's own",),
 )
 def xid_application(case: Case) -> Iterator[Advice]:
-    """An Xid that is not the hardware's by itself."""
+    """An Xid that is not the hardware's by itself, or that it survives: 63 only notes that a row of memory will be replaced."""
     yield Advice("look the Xid up in NVIDIA's catalogue; the application's own error around the same second tells more")
 
 

@@ -61,6 +61,8 @@ def _less_memory(case: Case) -> Iterator[Advice]:
         )
 
 
+_OURS = r"python|pt_|torch|deepspeed|accelerate|train|megatron|ray"
+"""How the names of processes of a training job begin: torch renames its main threads and loader workers (pt_main_thread, pt_data_worker)."""
 _HOST = ("what used the memory: `free -g`, `dmesg -T | grep -i oom` of the host", "memory of the host over time (see_memory_usage, a node exporter)")
 
 
@@ -74,6 +76,22 @@ _HOST = ("what used the memory: `free -g`, `dmesg -T | grep -i oom` of the host"
 )
 def host_oom_killed(case: Case) -> Iterator[Advice]:
     """The kernel, Slurm, Kubernetes or the batch system says that a process was killed for its memory."""
+    yield from _host_memory(case)
+
+
+@kind(
+    "host-oom-elsewhere",
+    category="host.oom",
+    pattern=rf"(?im)(?:kill(?:ed)? process \d+,?(?: UID \d+,?)? \(|,task=|victim process: )(?!{_OURS})|invoked oom-killer",
+    says="shared a host that ran out of memory; another process was killed there",
+    rows=("kernel-oom",),
+    known=False,
+    strength=Strength.WORD,
+    first=4,
+    missing=_HOST,
+)
+def host_oom_elsewhere(case: Case) -> Iterator[Advice]:
+    """The kernel killed a process that is none of a training job by its name, or only says who asked for memory."""
     yield from _host_memory(case)
 
 
