@@ -12,7 +12,7 @@ from pipelog.findings import DETECTORS, Advice, Confidence, Evidence, Finding, S
 from pipelog.planning import schedules
 from pipelog.planning.batch import KEYS, Batch, Fit
 from pipelog.planning.config_file import ConfigFile
-from pipelog.planning.costs import Costs, phase, split
+from pipelog.planning.costs import MOST_STAGES, Costs, phase, split
 from pipelog.planning.options import Bench
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
@@ -162,7 +162,7 @@ _LEAST_GAIN = 0.02
 def _better_split(bench: Bench, costs: Costs, m: int | None) -> tuple[Advice, ...]:
     known = costs.layers is not None or bench.layers is not None
     better = split(costs, costs.stages, bench.layers) if known and not costs.relative else None
-    if better is None or m is None or better.layers == costs.layers or bench.schedule == "interleaved":
+    if better is None or m is None or better.layers == costs.layers or bench.schedule not in ("1f1b", "gpipe") or costs.stages > MOST_STAGES:
         return ()
     before, after = phase(costs, bench.schedule, m).phase_ns, phase(better, bench.schedule, m).phase_ns
     if after > before * (1 - _LEAST_GAIN) or better.layers is None:

@@ -15,6 +15,10 @@ from pipelog.schedule import in_flight as held_by_1f1b
 
 MOST_NODES = 4_000
 """Stages x micro-batches that are simulated one by one; beyond that the time of another micro-batch is constant, and is extrapolated."""
+_LEAST_GROUPS = 12
+"""Groups of p micro-batches after which each takes as long as the one before; on random costs 8 are enough for nearly all."""
+MOST_STAGES = 32
+"""Deeper pipelines are not simulated, only calculated."""
 MOST_ERROR = 0.05
 """A run whose own step the simulation misses by more predicts nothing (design: the same limit as for the report's what-if)."""
 USUAL_BACKWARD = 2.0
@@ -112,7 +116,7 @@ def phase(costs: Costs, schedule: str, m: int, v: int = 1) -> Phase:
     """
     p = costs.stages
     unit = p if schedule == "interleaved" else 1
-    few = min(m, max(4, MOST_NODES // (p * p * v)) * p)
+    few = min(m, max(_LEAST_GROUPS, MOST_NODES // (p * p * v)) * p)
     few -= few % unit
     if few >= m:
         length = _simulated(costs, schedule, m, v)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipelog._text import listed, percent
 from pipelog.errors import BadReport
-from pipelog.planning.costs import MOST_ERROR, USUAL_BACKWARD, Costs, Links, Measured, Memory, off, phase
+from pipelog.planning.costs import MOST_ERROR, MOST_STAGES, USUAL_BACKWARD, Costs, Links, Measured, Memory, off, phase
 from pipelog.report import Report
 from pipelog.tables import CannotTell
 from pipelog.tables.config import Config
@@ -78,6 +78,8 @@ def _costs(document: dict[str, Any]) -> tuple[Costs, float]:
         raise CannotTell("the run has no pipeline of several stages" if p else "the run does not tell its number of stages")
     if not m:
         raise CannotTell("the run does not tell its number of micro-batches")
+    if p > MOST_STAGES:
+        raise CannotTell(f"pipelines of more than {MOST_STAGES} stages are not simulated")
     if config.get("schedule") not in (None, "1f1b"):
         raise CannotTell(f"the run's schedule is {config['schedule']}, not DeepSpeed's 1F1B")
     stages = {int(s["stage"]): s for s in bubble.get("per_stage") or []}

@@ -7,10 +7,7 @@ from fractions import Fraction
 
 from pipelog.planning import schedules
 from pipelog.planning.batch import Batch, Mesh
-from pipelog.planning.costs import Costs, Memory, phase, spread
-
-_MOST_STAGES = 128
-"""Deeper pipelines are not simulated, only calculated."""
+from pipelog.planning.costs import MOST_STAGES, Costs, Memory, phase, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Bench:
         return f"{count} layers cannot fill {places} stages or chunks" if count is not None and places > count else None
 
     def _phase(self, stages: int, m: int, micro: int | None, name: str, v: int) -> _Phase | None:
-        if self.costs is None or name.startswith("zb") or stages > _MOST_STAGES:
+        if self.costs is None or name.startswith("zb") or stages > MOST_STAGES:
             return None
         costs = self.costs
         if micro and costs.micro_batch and micro != costs.micro_batch:

@@ -10,7 +10,7 @@ from pipelog.findings import Finding, Severity
 from pipelog.planning import checks, choices, schedules
 from pipelog.planning.batch import Fit, Mesh, Sizes, batch, fits
 from pipelog.planning.config_file import ConfigFile
-from pipelog.planning.costs import Costs, Links, Measured, given, of_layers
+from pipelog.planning.costs import MOST_STAGES, Costs, Links, Measured, given, of_layers
 from pipelog.planning.options import Bench, Option
 
 
@@ -156,6 +156,8 @@ def _missing(wanted: Wanted, bench: Bench) -> list[str]:
     if bench.costs is None:
         why = wanted.measured.why_no_costs if wanted.measured else None
         out.append(f"what a micro-batch costs on each stage: {why}" if why else "what a micro-batch costs on each stage: --from RUN, or --costs")
+    elif (mesh.stages or 0) > MOST_STAGES:
+        out.append(f"step times: pipelines of more than {MOST_STAGES} stages are not simulated")
     if wanted.measured and bench.memory is None and wanted.measured.why_no_memory:
         out.append(f"memory: {wanted.measured.why_no_memory}")
     return out
