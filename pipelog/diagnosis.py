@@ -9,6 +9,7 @@ from typing import Any
 
 import pipelog.detectors
 import pipelog.postmortem
+import pipelog.replay
 import pipelog.tables
 from pipelog import summary
 from pipelog.errors import BadOption
@@ -31,6 +32,7 @@ def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str
     Raises BadOption for a threshold or an attempt that does not exist.
     """
     load(pipelog.tables)
+    load(pipelog.replay)
     load(pipelog.postmortem)
     load(pipelog.detectors)
     chosen = thresholds(options or {})

@@ -15,6 +15,7 @@ from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.ledger import effective_ratio
+from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
 from pipelog.tables.bubble import Bubble
@@ -245,7 +246,8 @@ def _metrics(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
         "stage_imbalance": _imbalance(tables),
         "memory": _memory(tables, outcomes),
         "devices": [{k: _plain(v) for k, v in row.items()} for row in devices.to_dict("records")],
-        "what_if": [],
+        "replay": told.figures(tables),
+        "what_if": told.changes(tables),
     }
 
 

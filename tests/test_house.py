@@ -15,6 +15,7 @@ import pipelog
 import pipelog.detectors
 import pipelog.parsers
 import pipelog.postmortem
+import pipelog.replay
 import pipelog.reporters
 import pipelog.tables
 from pipelog.cli import main
@@ -26,7 +27,7 @@ from pipelog.reporters import REPORTERS
 from pipelog.tables import TABLES
 from tests.conftest import FIXTURES, ROOT
 
-for package in (pipelog.parsers, pipelog.tables, pipelog.postmortem, pipelog.detectors, pipelog.reporters):
+for package in (pipelog.parsers, pipelog.tables, pipelog.replay, pipelog.postmortem, pipelog.detectors, pipelog.reporters):
     load(package)
 
 SOURCE = ROOT / "pipelog"

@@ -9,6 +9,7 @@ Times are in the unit of the costs, nanoseconds throughout pipelog. Axes before 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -52,6 +53,10 @@ class Costs:
     recv_activation: Durations = 0
     send_grad: Durations = 0
     recv_grad: Durations = 0
+
+    def each(self, change: Callable[[np.ndarray], np.ndarray]) -> Costs:
+        """The same with every array of durations changed; plain numbers stay."""
+        return Costs(**{f.name: change(v) if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)})
 
     def given(self) -> frozenset[str]:
         """Kinds of instructions that take any time."""

@@ -12,13 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipelog.replay.measured import Measured
 from pipelog.replay.operations import P2P, Operations
+from pipelog.replay.simulate import COMPUTE, KINDS, Timeline, schedule_graph, simulate
+from pipelog.tables import CannotTell, Tables, table
 
 EFFECTS = ["of", "stage", "replica", "kind", "target", "slowdown", "cost"]
 
 _WORST_WORKERS = 0.03
 """Share of the workers that are called the slowest ones, as in the paper; at least one."""
 _COMPUTES = ("optimizer",)
+_MOST_CELLS = 1_000_000
+"""Instructions times steps times replicas that a run with one class idealised may have; of more steps an even sample is taken."""
+_MOST_CLASSES = 12
+"""Stages, and links, of which the effects are told where there are more: those with the most time on the critical path."""
 _BOTH_ENDS = {name: f"{way}-pp-comm" for name, (way, _) in P2P.items()}
 
 
@@ -56,10 +63,11 @@ class Slowdown:
 
 def ideal(durations: np.ndarray, kinds: np.ndarray, computes: np.ndarray) -> np.ndarray:
     """Every operation at the ideal duration of its kind: mean over all of its like for computation, else median. (operations, …)."""
-    out = np.empty(durations.shape, float)
+    out = np.zeros(durations.shape, float)
     for kind in np.unique(kinds):
         like = kinds == kind
-        out[like] = durations[like].mean() if computes[like][0] else np.median(durations[like])
+        values = durations[like]
+        out[like] = values.mean() if computes[like][0] else np.median(values)
     return out
 
 
@@ -109,3 +117,117 @@ def _slowest(effects: pd.DataFrame) -> tuple[tuple[int, int], ...]:
     bound = sorted(((min(a, b), r, s) for s, a in stages.items() for r, b in replicas.items()), key=lambda t: (-t[0], t[1], t[2]))
     count = max(1, round(_WORST_WORKERS * len(bound)))
     return tuple((int(r), int(s)) for _, r, s in bound[:count])
+
+
+@table("slowdowns", needs=("tables",))
+def slowdowns(tables: Tables) -> list[Slowdown]:
+    """S and its parts: of each table of operations, else of the recorded steps of the traces."""
+    jobs: list[Operations] | None = tables.get("operations")
+    if jobs:
+        return [of_operations(job) for job in jobs]
+    if (steps := tables.get("measured")) is None:
+        raise CannotTell("neither traces of all stages nor a table of operations show what each instruction takes")
+    return [of_traces(steps)]
+
+
+def of_traces(measured: Measured) -> Slowdown:
+    """S and the effects of recorded steps, of the pipeline phase: kinds, stages, links, replicas and workers.
+
+    A step is as long as its slowest replica. Replicas do not touch each other inside the phase, so one run with a stage idealised on all
+    of them tells the effect of each of its workers too.
+    """
+    line = _timeline(measured)
+    graph = line.graph
+    chosen = _sample(len(graph.kind) * len(measured.replicas), len(measured.steps))
+    actual = line.durations[:, chosen].astype(float)
+    names = np.array(KINDS)[graph.kind]
+    best = ideal(actual, names, np.isin(names, COMPUTE))
+    best[names == "load"] = 0.0  # a batch that is there already takes no time
+
+    def cells(durations: np.ndarray) -> np.ndarray:
+        return Timeline(graph, durations, *graph.dag.run(durations)).phase()
+
+    whole, without = cells(actual), cells(best)
+    replayed, ideal_ns = float(whole.max(axis=1).mean()), float(without.max(axis=1).mean())
+    rows: list[tuple[str, int, int, str | None, int, float, float]] = []
+    by_stage = {}
+    for of, stage, kind, target, mine in _classes(measured, line, names):
+        alone, rest = (cells(np.where(mine[:, None, None], a, b)) for a, b in ((actual, best), (best, actual)))
+        rows.append((of, stage, -1, kind, target, float(alone.max(axis=1).mean()) / ideal_ns, _cost(replayed, float(rest.max(axis=1).mean()))))
+        if of == "stage":
+            by_stage[stage] = (alone, rest)
+    many = len(measured.replicas) > 1
+    for r, replica in enumerate(measured.replicas if many else []):
+        ends = _exchanged(without, whole, r) / ideal_ns, _cost(replayed, _exchanged(whole, without, r))
+        rows.append(("replica", -1, int(replica), None, -1, *ends))
+        for stage, (only, fixed) in by_stage.items():
+            ends = _exchanged(without, only, r) / ideal_ns, _cost(replayed, _exchanged(whole, fixed, r))
+            rows.append(("worker", stage, int(replica), None, -1, *ends))
+    effects = pd.DataFrame(rows, columns=EFFECTS)
+    last = by_stage.get(measured.p - 1)
+    of_last = mitigated(replayed, float(last[1].max(axis=1).mean()), ideal_ns) if last else None
+    return Slowdown(None, "trace", len(measured.steps), float(measured.phase_ns.max(axis=1).mean()), replayed, ideal_ns, effects, of_last, None)
+
+
+def _timeline(measured: Measured) -> Timeline:
+    graph = schedule_graph(measured.schedule, measured.p, measured.m, blocking=measured.blocking, kinds=measured.costs.given())
+    return simulate(graph, measured.costs)
+
+
+def _sample(each: int, steps: int) -> np.ndarray:
+    count = min(steps, max(1, _MOST_CELLS // each))
+    return np.unique(np.linspace(0, steps - 1, count).round().astype(int))
+
+
+def _exchanged(cells: np.ndarray, others: np.ndarray, replica: int) -> float:
+    """Mean length of a step where one replica is taken from *others*."""
+    mixed = cells.copy()
+    mixed[:, replica] = others[:, replica]
+    return float(mixed.max(axis=1).mean())
+
+
+def _classes(measured: Measured, line: Timeline, names: np.ndarray) -> list[tuple[str, int, str | None, int, np.ndarray]]:
+    """(of, stage, kind, target, which instructions): kinds, the stages and the links, both directions together."""
+    transfer, late = np.isin(names, ("activation", "grad")), np.isin(names, ("send_activation", "send_grad"))
+    stage, place = line.graph.stage, line.graph.place
+    gaps = np.isin(names, ("before_forward", "before_backward"))
+    kinds = [(k, names == k) for k in (*COMPUTE, "load", "activation", "grad")] + [("host-gap", gaps), ("late-send", late)]
+    transfer |= late  # what a sender idles before its call counts to the link: a slow link and a slow host path look alike
+    on = line.critical()
+    weight = np.where(on, line.durations, 0).reshape(len(names), -1).sum(axis=1)
+    stages = sorted(range(measured.p), key=lambda s: -weight[(stage == s) & ~transfer].sum())[:_MOST_CLASSES]
+    links = sorted(range(measured.p - 1), key=lambda e: -weight[(place == e) & transfer].sum())[:_MOST_CLASSES]
+    found: list[tuple[str, int, str | None, int, np.ndarray]] = [("kind", -1, k, -1, mine) for k, mine in kinds if line.durations[mine].any()]
+    found += [("stage", s, None, -1, (stage == s) & ~transfer) for s in sorted(stages)]
+    return found + [("link", e, None, e + 1, (place == e) & transfer) for e in sorted(links)]
+
+
+@table("replay", needs=("measured",))
+def replay(measured: Measured) -> pd.DataFrame:
+    """The replayed instructions of the middle step by length, of its slowest replica: stage, target (of a transfer), instruction,
+    micro_batch, start_ns, end_ns (from the beginning of the phase), slack_ns (by how much it may end later without lengthening the
+    phase), critical (whether it lies on the critical path). Instructions that take no time are left out.
+    """
+    lengths = measured.phase_ns.max(axis=1)
+    step = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
+    replica = int(measured.phase_ns[step].argmax())
+    graph = schedule_graph(measured.schedule, measured.p, measured.m, blocking=measured.blocking, kinds=measured.costs.given())
+    line = simulate(graph, measured.costs.each(lambda a: a[step, replica]))
+    begin = line.start[graph.kind == KINDS.index("forward")].min()
+    names = np.array(KINDS)[graph.kind]
+    rows = pd.DataFrame(
+        {
+            "step": measured.steps[step],
+            "replica": measured.replicas[replica],
+            "stage": graph.stage,
+            "target": pd.array(np.where(names == "activation", graph.place + 1, graph.place), "Int64"),
+            "instruction": names,
+            "micro_batch": graph.micro_batch,
+            "start_ns": (line.start - begin).round().astype(np.int64),
+            "end_ns": (line.end - begin).round().astype(np.int64),
+            "slack_ns": line.slack().round().astype(np.int64),
+            "critical": line.critical(),
+        }
+    )
+    rows.loc[~rows["instruction"].isin(["activation", "grad"]), "target"] = pd.NA
+    return rows[line.durations > 0].sort_values(["stage", "start_ns"], kind="stable").reset_index(drop=True)
