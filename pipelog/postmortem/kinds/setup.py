@@ -218,6 +218,21 @@ def loss_scale(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "nan-rerun",
+    category="numerics.nan",
+    pattern=r"Unexpected result (?:tensor\()?[-+]?(?:nan|inf)\S*.*? on rank \d+ at iteration #(?P<step>\d+)",
+    says="computed a result that is not a number (iteration {step})",
+    rows=("megatron-rerun",),
+    first=24,
+)
+def nan_rerun(case: Case) -> Iterator[Advice]:
+    """Megatron's rerun state machine found it, and says on which rank."""
+    yield Advice("read what its reruns found: a result that does not come again speaks for the GPU, one that does for data or model")
+    where = f" of rank {case.rank}" if case.rank is not None else ""
+    yield Advice(f"if it is the model's: resume from before the step and look at the batch{where}; torch.autograd.detect_anomaly on that batch alone")
+
+
+@kind(
     "nan-guard",
     category="numerics.nan",
     pattern=r"(?i)loss is nan|nan loss|found nan|nan (?:or inf )?(?:in|detected|encountered)|loss.*(?:is|became|equals?) (?:nan|inf)|non-?finite|returned nan values|Rank \d+: found NaN|not finite",
