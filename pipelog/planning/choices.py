@@ -28,7 +28,7 @@ def micro_batches(bench: Bench, limit: float) -> list[Option]:
     chosen = _thinned(ways, {m for m in (b.m, next((w for w in ways if w >= enough), None)) if m in ways})
     rows = [bench.option(p, m, micro=each // m) for m in chosen]
     if b.micro and b.m and b.problem is None:
-        beyond = sorted({2 * b.m, 4 * b.m, enough} - set(range(b.m + 1)))
+        beyond = sorted(m for m in {2 * b.m, 4 * b.m, enough} if m > b.m)
         rows += [bench.option(p, m, micro=b.micro) for m in beyond if m <= 1 << 20 and m % unit == 0]
     return [_marked(bench, r, price=_price_of_m(bench, r)) for r in rows]
 

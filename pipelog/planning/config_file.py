@@ -76,6 +76,10 @@ def _of(path: str, rows: list[dict[str, Any]]) -> ConfigFile:
         if key in said and "." not in key:
             raise BadOption(f"{path}:{row['line']}: {key[:60]!r} is given twice (first in line {said[key]['line']}); DeepSpeed refuses that")
         said[key] = row
+    for key in KEYS:
+        inner = next((k for k in said if k.startswith(f"{key}.")), None)
+        if inner is not None:
+            raise BadOption(f"{path}:{said[inner]['line']}: {key} is an object: it has to be a whole number from 1 on, or left out")
     sizes = [_size(path, key, said.get(key)) for key in KEYS]
     return ConfigFile(
         Path(path).name,
