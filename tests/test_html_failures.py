@@ -120,6 +120,18 @@ def test_other_findings_are_counted_without_the_verdict_itself() -> None:
 def test_the_step_stands_with_what_happened_not_with_what_is_added() -> None:
     given = changed(OOM, failure={"title": "rank 3 was killed (signal 9); ranks 2 and 4 lost it", "step": 1200})
     assert verdict(given).sentence.startswith("Rank 3 was killed (signal 9), after step 1,200; ranks 2 and 4 lost it")
+    given = changed(OOM, failure={"title": "nothing was printed after step 1,200", "step": 1200})
+    assert verdict(given).sentence.count("1,200") == 1
+
+
+def test_nothing_is_said_of_steps_where_no_log_was_given() -> None:
+    given = changed(HANG, run={"last_step": None, "lost_steps": None})
+    assert facts(given)[2].value == "no step was printed"
+    given.inputs = [i | {"kind": "flight-recorder"} for i in given.inputs]
+    assert (facts(given)[2].value, facts(given)[2].known) == ("cannot be told: no log is among the files", False)
+    assert "train.out, entry 52" in text.render(given)
+    assert "train.out, entry 52" in markdown.render(given)
+    assert "train.out, entry 52" in html.render(given)
 
 
 LEDGER = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelog._text import count, listed, percent
+from pipelog.findings import Evidence
 from pipelog.report import JSON, Report
 from pipelog.reporters._numbers import duration, moment
 
@@ -65,7 +66,7 @@ def _when(failure: JSON) -> Fact:
         where = f"after step {step:,}"
         where += " while a checkpoint was written" if phase == "checkpoint" else ""
     elif step == 0 or phase == "start-up":
-        where = "during start-up, before the first step" if phase == "start-up" else "before the first step was done"
+        where = "during start-up, before a step was printed" if phase == "start-up" else "before the first step was done"
     else:
         where = ""
     text = ", ".join(t for t in (at, where) if t)
@@ -78,9 +79,11 @@ def _lost(report: Report) -> Fact:
     several = len(run["attempts"]) > 1
     of = f" (start {run['attempt'] + 1})" if several and run.get("attempt") not in (None, run["attempts"][-1]["index"]) else ""
     saved, lost = run["last_checkpoint_step"], run["lost_steps"]
+    if lost is None and run["last_step"] is None:
+        logs = any(i["kind"] == "log" for i in report.inputs)
+        return Fact("Lost", f"no step was printed{of}" if logs else "cannot be told: no log is among the files", known=logs)
     if lost is None:
-        nothing = run["last_step"] is None
-        return Fact("Lost", f"no step was made{of}" if nothing else "cannot be told: no line says that a checkpoint was written", known=nothing)
+        return Fact("Lost", "cannot be told: no line says that a checkpoint was written", known=False)
     since = f"since the checkpoint of step {saved:,}" if saved is not None else "no checkpoint was written"
     if lost == 0:
         return Fact("Lost", f"no step: the checkpoint of step {saved:,} is the last step{of}" if saved is not None else f"no step{of}")
@@ -100,6 +103,15 @@ class Followed:
     file: str
     line: int | None
     text: str | None
+
+
+def place(evidence: Evidence, report: Report) -> str:
+    """Where a line stands: file:line; the number of the event in a trace, of the entry in a flight recorder's dump."""
+    if evidence.line is None:
+        return evidence.file
+    kind = next((i["kind"] for i in report.inputs if i["path"] == evidence.file), "log")
+    word = {"trace": "event", "flight-recorder": "entry"}.get(kind)
+    return f"{evidence.file}, {word} {evidence.line:,}" if word else f"{evidence.file}:{evidence.line}"
 
 
 def followed(report: Report) -> list[Followed]:
@@ -207,7 +219,7 @@ def ratio(report: Report) -> str:
 def _unmeasured(report: Report) -> str:
     run = report.run
     if run["last_step"] is None:
-        return "no step was made"
+        return "no step was printed"
     if all(r["productive_s"] is None for r in run["ledger"]["attempts"]) and report.metrics["step_time_s"]["median"] is None:
         return "no line gives the step time"
     return "no line says which steps a checkpoint kept"

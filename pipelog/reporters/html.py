@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 import pipelog.detectors
 from pipelog._text import count, listed, percent
-from pipelog.findings import Evidence, Finding, Status
+from pipelog.findings import Finding, Status
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.reporters import _details as details
@@ -100,7 +100,6 @@ def _texts(report: Report, places: Places) -> dict[str, Any]:
         "time_says": words.where_time_goes(report),
         "collectives_say": words.collectives_say(report),
         "constants": constants(report),
-        "traces": {i["path"] for i in report.inputs if i["kind"] == "trace"},
         "used": {o.id: details.used(o.options) for o in report.outcomes if o.options},
         "verdicts": failed.VERDICTS if report.failure else (),
     }
@@ -145,7 +144,7 @@ def environment() -> Environment:
         "color": _variable,
         "evidence": words.evidence,
     }
-    made.globals |= {"page": details.page, "where": _where, "count": count, "asset": _asset, "palette": _palette, "at": _at, "label": label}
+    made.globals |= {"page": details.page, "where": _where, "count": count, "asset": _asset, "palette": _palette, "at": failed.place, "label": label}
     return made
 
 
@@ -189,13 +188,6 @@ def _palette() -> Markup:
 def _short(text: str, most: int = 600) -> str:
     """No line fills the page."""
     return text if len(text) <= most else f"{text[:most]}… (+{len(text) - most:,} characters)"
-
-
-def _at(evidence: Evidence, traces: set[str]) -> str:
-    """Where a line stands: file:line, or the number of the event in a trace."""
-    if evidence.line is None:
-        return evidence.file
-    return f"{evidence.file}, event {evidence.line:,}" if evidence.file in traces else f"{evidence.file}:{evidence.line}"
 
 
 def _where(finding: Finding) -> str:

@@ -14,7 +14,7 @@ from pipelog.findings import Evidence, Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters import reporter
 from pipelog.reporters._escape import visible
-from pipelog.reporters._failure import VERDICTS, facts, followed, labels, ratio, spent, starts
+from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
 from pipelog.reporters._places import placed, sentence
 from pipelog.reporters._words import cut, deeds, elsewhere, proof
 from pipelog.reporters.verdict import verdict
@@ -44,7 +44,7 @@ def _lines(report: Report) -> Iterator[str]:
     todo = deeds(report, places)
     mine = todo if report.failure is None else [d for d in todo if not elsewhere(d)]
     yield from _section("What to do", [f"{n}. {_deed(d.action, d.expected)}" for n, d in enumerate(mine[:4], 1)])
-    yield from _section("The lines that show it", _fenced([_cited(line.evidence, line.instead) for line in proof(report, places, 4)]))
+    yield from _section("The lines that show it", _fenced([_cited(line.evidence, line.instead, report) for line in proof(report, places, 4)]))
     groups = followed(report)
     yield from _section("What followed from it", _most([f"- {words(g.says)}" for g in groups], 3))
     yield from _section("What would tell more", [f"- {words(sentence(m))}" for m in (report.failure or {}).get("missing", [])[:3]])
@@ -77,9 +77,8 @@ def _fenced(lines: list[str]) -> list[str]:
     return [fence, *lines, fence]
 
 
-def _cited(evidence: Evidence, instead: str) -> str:
-    place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file
-    return " ".join(visible(f"{place}  {cut((evidence.text or instead).strip(), 300)}").split("\n")).rstrip()
+def _cited(evidence: Evidence, instead: str, report: Report) -> str:
+    return " ".join(visible(f"{place(evidence, report)}  {cut((evidence.text or instead).strip(), 300)}").split("\n")).rstrip()
 
 
 def _time(report: Report) -> list[str]:

@@ -14,7 +14,7 @@ from pipelog._text import count, percent
 from pipelog.findings import Evidence, Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters import reporter
-from pipelog.reporters._failure import VERDICTS, facts, followed, labels, ratio, spent, starts
+from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
 from pipelog.reporters._places import capital
 from pipelog.reporters._words import cut
 from pipelog.reporters.verdict import verdict
@@ -50,7 +50,7 @@ def styled(report: Report, console: Console) -> None:
     for finding in report.findings:
         if report.failure is None or finding.name not in VERDICTS:
             console.print()
-            _finding(finding, console)
+            _finding(finding, report, console)
     console.print()
     _rest(report, console)
 
@@ -62,7 +62,7 @@ def _ended(report: Report, console: Console) -> None:
     for fact in (*facts(report), *labels(report)):
         _row(fact.name, Text(printable(fact.value), style="" if fact.known else "yellow"), console)
     _list("What to do", [_advised(a) for a in failure["advice"]], console, numbered=True)
-    _list("The lines that show it", [_cited(Evidence(e["file"], e.get("line"), e.get("text"))) for e in failure["evidence"]], console)
+    _list("The lines that show it", [_cited(Evidence(e["file"], e.get("line"), e.get("text")), report) for e in failure["evidence"]], console)
     _list("What followed from it", [Text(printable(f.says)) for f in followed(report)[:_MOST]], console)
     _list("What would tell more", [Text(printable(m)) for m in failure["missing"]], console)
     spent = [Text(line) for line in _time(report)]
@@ -108,7 +108,7 @@ def _time(report: Report) -> list[str]:
     return said
 
 
-def _finding(finding: Finding, console: Console) -> None:
+def _finding(finding: Finding, report: Report, console: Console) -> None:
     word, style = _SEVERITIES[finding.severity]
     title = Text(printable(capital(finding.title)))
     title.append(f"  [{finding.id} {finding.name}, confidence {finding.confidence.value}{_cost(finding)}]", style="dim")
@@ -118,7 +118,7 @@ def _finding(finding: Finding, console: Console) -> None:
     head.add_row(Text(word, style=style), title)
     console.print(head)
     for evidence in finding.evidence:
-        console.print(Padding(_cited(evidence), (0, 0, 0, 8)), no_wrap=False)
+        console.print(Padding(_cited(evidence, report), (0, 0, 0, 8)), no_wrap=False)
     for advice in finding.advice:
         line = Text("→ " + printable(advice.action))
         if advice.expected:
@@ -126,9 +126,8 @@ def _finding(finding: Finding, console: Console) -> None:
         console.print(Padding(line, (0, 0, 0, 8)))
 
 
-def _cited(evidence: Evidence) -> Text:
-    place = f"{evidence.file}:{evidence.line}" if evidence.line is not None else evidence.file
-    line = Text(printable(place), style="cyan")
+def _cited(evidence: Evidence, report: Report) -> Text:
+    line = Text(printable(place(evidence, report)), style="cyan")
     if evidence.text:
         line.append("  ")
         line.append(cut(printable(evidence.text).strip(), 200), style="dim")

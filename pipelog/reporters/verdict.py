@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pipelog._text import count, digits, listed, percent
@@ -55,7 +56,7 @@ def _how_it_ended(report: Report) -> str:
     if failure is None:
         return {"failed": "The run failed", "hung": "The run hung"}.get(report.run["status"], "The job did not come to its end")
     title, step = capital(failure["title"]), failure["step"]
-    if not step:
+    if not step or re.search(rf"\bstep {step}\b", title.replace(",", "")):
         return title
     what, sign, more = title.partition("; ")
     return f"{what}, after step {step:,}{sign}{more}" if not more.startswith("now ") else f"{title}, after step {step:,}"
