@@ -103,6 +103,7 @@ def test_equal_layers_are_split_evenly() -> None:
 
 
 def test_other_depths_share_the_same_work() -> None:
+    """3, 3 and 6 on 2, 2 and 4 layers, 1.5 each: two stages take four layers each. Pairs of four equal stages are put together as they are."""
     made = Costs((1.0, 1.0, 2.0), (2.0, 2.0, 4.0), module.Links.alike(3, 0.5), "given", layers=(2, 2, 4))
     two = spread(made, 2)
     assert two is not None
@@ -110,6 +111,9 @@ def test_other_depths_share_the_same_work() -> None:
     assert two.links == module.Links.alike(2, 0.5)
     assert spread(made, 3) is made
     assert spread(made, 9) is None  # eight layers
+    pairs = spread(costs_of([(1, 2), (1, 2), (2, 4), (1, 2)], 0.0, "given"), 2)
+    assert pairs is not None
+    assert [pairs.total_ns(s) for s in range(2)] == [6, 9]
     eight = split(equal(4), 8)
     assert eight is not None  # no layers known: equal shares
     assert [eight.total_ns(s) for s in range(8)] == [1.5] * 8
@@ -154,7 +158,21 @@ def test_a_run_predicts_its_own_step(heavy: dict[str, Any]) -> None:
     assert made.now.peak_bytes == tuple(s["peak_bytes"] for s in heavy["metrics"]["memory"]["per_stage"])
     assert made.verdict.word == "SLOW"
     assert [f.name for f in made.findings] == ["stage-imbalance"]  # 3/15 = 20 % is no few-micro-batches
-    assert "give the stages 4, 2, 2, 2 layers instead of 3, 2, 2, 3" in made.findings[0].advice[0].action
+
+
+def test_a_plan_advises_what_the_report_of_its_run_advises(heavy: dict[str, Any]) -> None:
+    """The two never contradict each other: the partition is the report's, and so is what recomputation costs."""
+    told = {w["change"]: w for w in heavy["metrics"]["what_if"]}
+    partition = next(change for change, w in told.items() if change.startswith("partition=") and w["advised"])
+    made = plan(Wanted(measured=measured(heavy)))
+    assert made.findings[0].advice[0].action == f"give the stages {partition.removeprefix('partition=')}"
+    for m, micro in ((24, 2), (48, 2), (24, 1)):
+        change = f"micro_batches={m}" + ("" if micro == 2 else f", micro_batch_size={micro}")
+        row = next(o for o in made.micro_batches if (o.m, o.micro) == (m, micro))
+        assert (row.step_ns or 0) / 1e9 == pytest.approx(told[change]["step_time_s"], rel=0.03)
+    for name, change in (("gpipe", "schedule=gpipe"), ("interleaved", "schedule=interleaved, v=2")):
+        row = next(o for o in made.schedules if o.schedule == name)
+        assert (row.step_ns or 0) / 1e9 == pytest.approx(told[change]["step_time_s"], rel=0.03)
 
 
 def test_more_micro_batches_do_not_mend_unequal_stages(heavy: dict[str, Any]) -> None:
@@ -230,6 +248,8 @@ def test_a_saved_report_says_what_its_folder_says(heavy: dict[str, Any], tmp_pat
         (("metrics", "memory", "per_stage"), [{"stage": s} for s in range(4)]),
         (("config",), []),
         (("topology", "stages"), [1, 2]),
+        (("metrics", "what_if"), [{"change": "partition=1/2"}]),
+        (("metrics", "what_if"), ["partition"]),
         (("charts", "links"), [{"source": 0, "target": 1}]),
         (("charts", "timeline"), {"rows": [{"stage": 0, "items": [["forward"]]}]}),
     ],

@@ -12,14 +12,14 @@ from pipelog.findings import DETECTORS, Advice, Confidence, Evidence, Finding, S
 from pipelog.planning import schedules
 from pipelog.planning.batch import KEYS, Batch, Fit
 from pipelog.planning.config_file import ConfigFile
-from pipelog.planning.costs import MOST_STAGES, Costs, phase, split
+from pipelog.planning.costs import MOST_STAGES, Costs, Measured, phase, split
 from pipelog.planning.options import Bench
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
 from pipelog.tables.topology import Said, Topology
 
 
-def findings(bench: Bench, fits: tuple[Fit, ...], config: ConfigFile | None, limit: float) -> tuple[Finding, ...]:
+def findings(bench: Bench, fits: tuple[Fit, ...], config: ConfigFile | None, run: Measured | None, limit: float) -> tuple[Finding, ...]:
     """All of them, errors first."""
     found = [
         *_arithmetic(bench.batch, fits, config),
@@ -27,7 +27,7 @@ def findings(bench: Bench, fits: tuple[Fit, ...], config: ConfigFile | None, lim
         *_schedule(bench),
         *_engine(bench, config),
         *_few(bench, config, limit),
-        *_unequal(bench),
+        *_unequal(bench, run),
     ]
     return tuple(sorted(found, key=lambda f: f.severity is not Severity.ERROR))
 
@@ -128,7 +128,7 @@ def _cited(config: ConfigFile | None, *keys: str) -> tuple[Evidence, ...]:
     return tuple(Evidence(config.name, config.lines[k]) for k in keys if k in config.lines) if config else ()
 
 
-def _unequal(bench: Bench) -> Iterator[Finding]:
+def _unequal(bench: Bench, run: Measured | None) -> Iterator[Finding]:
     """PL201 on the costs of the stages, measured or given; with a better split of the layers where there is one."""
     costs, p, m = bench.costs, bench.mesh.stages, bench.batch.m
     if costs is None or costs.stages != p or p < 2:
@@ -150,7 +150,7 @@ def _unequal(bench: Bench) -> Iterator[Finding]:
         Severity.WARNING,
         Confidence.HIGH,
         Where(stages=(worst,)),
-        advice=_better_split(bench, costs, m)
+        advice=_better_split(bench, costs, m, run)
         or (Advice(f"move layers off stage {worst}, or split a heavy layer: no number of micro-batches mends it"),),
     )
 
@@ -159,19 +159,15 @@ _LEAST_GAIN = 0.02
 """Share of the phase; a split that saves less is within what the simulation can be off."""
 
 
-def _better_split(bench: Bench, costs: Costs, m: int | None) -> tuple[Advice, ...]:
-    known = costs.layers is not None or bench.layers is not None
-    better = split(costs, costs.stages, bench.layers) if known and not costs.relative else None
-    if better is None or m is None or better.layers == costs.layers or bench.schedule not in ("1f1b", "gpipe") or costs.stages > MOST_STAGES:
+def _better_split(bench: Bench, costs: Costs, m: int | None, run: Measured | None) -> tuple[Advice, ...]:
+    """Where every layer's cost is given, the best split of all; of a measured run what its report advises after replaying it."""
+    told = run.replayed("partition=") if run and run.costs is costs else None
+    if told and told.get("advised"):
+        return (Advice(f"give the stages {str(told['change']).removeprefix('partition=')}", str(told.get("text", "")).partition(": ")[2] or None),)
+    better = split(costs, costs.stages, bench.layers) if bench.layers and not costs.relative else None
+    if better is None or better.layers is None or m is None or bench.schedule not in ("1f1b", "gpipe") or costs.stages > MOST_STAGES:
         return ()
     before, after = phase(costs, bench.schedule, m).phase_ns, phase(better, bench.schedule, m).phase_ns
-    if after > before * (1 - _LEAST_GAIN) or better.layers is None:
+    if after > before * (1 - _LEAST_GAIN):
         return ()
-    was = f" instead of {', '.join(map(str, costs.layers))}" if costs.layers else ""
-    taken = "" if bench.layers else ", if the layers of a stage are equally heavy: measure them first where one is not like the others"
-    return (
-        Advice(
-            f"give the stages {', '.join(map(str, better.layers))} layers{was}",
-            f"pipeline phase {seconds(before)} → {seconds(after)}{taken}",
-        ),
-    )
+    return (Advice(f"give the stages {', '.join(map(str, better.layers))} layers", f"pipeline phase {seconds(before)} → {seconds(after)}"),)

@@ -156,16 +156,21 @@ def spread(costs: Costs, p: int, layers: list[float] | None = None) -> Costs | N
 
 
 def split(costs: Costs, p: int, layers: list[float] | None = None) -> Costs | None:
-    """The best contiguous split of the layers on *p* stages, those of a stage taken as equal where their costs are not given.
+    """The same work on *p* stages: neighbours put together where that is enough, else the best contiguous split of the layers.
 
-    Without layers, equal stages. Transfers are the mean ones. Null where there are fewer layers than stages.
+    The layers of a stage are taken as equal where their costs are not given; without layers, the stages are. Transfers are the mean ones.
+    Null where there are fewer layers than stages.
     """
     total_f, total = sum(costs.forward_ns), sum(costs.forward_ns) + sum(costs.backward_ns)
     counts, shares = costs.layers, layers
-    if shares is None and counts is not None and all(counts):
-        shares = [costs.total_ns(s) / n for s, n in enumerate(counts) for _ in range(n)]
     taken: list[int] | None = None
     stages = [total / p] * p
+    if shares is None and p < costs.stages and costs.stages % p == 0:
+        each = costs.stages // p
+        stages = [sum(costs.total_ns(s) for s in range(k * each, (k + 1) * each)) for k in range(p)]
+        taken = None if counts is None else [sum(counts[k * each : (k + 1) * each]) for k in range(p)]
+    elif shares is None and counts is not None and all(counts):
+        shares = [costs.total_ns(s) / n for s, n in enumerate(counts) for _ in range(n)]
     if shares is not None:
         if len(shares) < p:
             return None
@@ -250,7 +255,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run's report, as far as a plan needs it; why_… say what is missing where costs or memory are null. error: of the simulation of its step."""
+    """A run's report, as far as a plan needs it; why_… say what is missing where costs or memory are null. error: of the simulation of its step.
+
+    what_if: changes of this very run that the report replayed on all of its durations (metrics.what_if).
+    """
 
     name: str
     shape: dict[str, int | None]
@@ -261,6 +269,11 @@ class Measured:
     why_no_costs: str | None = None
     why_no_memory: str | None = None
     error: float | None = None
+    what_if: tuple[dict[str, Any], ...] = ()
+
+    def replayed(self, begins: str) -> dict[str, Any] | None:
+        """The replayed change of that name, null where there is none."""
+        return next((w for w in self.what_if if str(w.get("change", "")).startswith(begins)), None)
 
 
 def off(error: float) -> str:

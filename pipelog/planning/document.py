@@ -26,6 +26,9 @@ class Section:
     now: tuple[int, ...] = ()
 
 
+SEEN = "What each pipeline sees"
+
+
 def sections(plan: Plan) -> list[Section]:
     """What comes after the verdict and before the end, in order; what has nothing to say is left out. Findings stand after the first."""
     made = [
@@ -36,6 +39,7 @@ def sections(plan: Plan) -> list[Section]:
         _schedules(plan),
         _fit_when(plan),
         _by_stage(plan),
+        _replayed(plan),
         _grid(plan),
         _mind(plan),
         _missing(plan),
@@ -70,7 +74,7 @@ def _seen(plan: Plan) -> Section:
             f"{b.train} = {b.micro} x {b.m} x {need} asks for {need} replicas, {need * mesh.stages * mesh.tp} GPUs with {mesh.stages} stages; "
             f"{mesh.gpus} GPUs make {few}{b.replicas}, and {b.micro} x {b.m} x {b.replicas} = {b.micro * b.m * b.replicas}: DeepSpeed would stop with an assertion."
         )
-    return Section("What each pipeline sees", tuple(says))
+    return Section(SEEN, tuple(says))
 
 
 def _fits(plan: Plan) -> Section:
@@ -112,15 +116,17 @@ def _table(title: str, says: tuple[str, ...], options: tuple[Option, ...], colum
 
 
 def _micro_batches(plan: Plan) -> Section:
+    relative = plan.bench.costs is None or plan.bench.costs.relative
     says = ["Bubble and time over the work without bubble (`time`), with equal stages and free transfers."]
     if any(o.train for o in plan.micro_batches):
         says = [
             "The same samples cut into other micro-batches, then larger batches.",
-            "`time`: over the same samples without any bubble, with equal stages and free transfers. `held`: activations on stage 0 over those of the job as configured.",
+            "`held`: activations on stage 0 over those of the job as configured.",
         ]
+        if relative:
+            says[1] = f"`time`: over the same samples without any bubble, with equal stages and free transfers. {says[1]}"
     if plan.bench.costs and not plan.bench.costs.relative:
         says.append(_predicted(plan))
-    relative = plan.bench.costs is None or plan.bench.costs.relative
     columns: list[Column] = [
         ("m", lambda o: f"{o.m:,}"),
         ("micro", lambda o: f"{o.micro:,}" if o.micro else ""),
@@ -219,6 +225,16 @@ def _cost(value: float, *, relative: bool) -> str:
     return digits(value) if relative else seconds(value)
 
 
+_MOST_CHANGES = 5
+
+
+def _replayed(plan: Plan) -> Section:
+    """What the report of the run advises, which replayed all of its durations."""
+    run = plan.wanted.measured
+    told = [str(w["text"]) for w in run.what_if if w.get("advised") and w.get("text")][:_MOST_CHANGES] if run else []
+    return Section(f"What the replay of {run.name} advises" if run and told else "", tuple(told))
+
+
 def _grid(plan: Plan) -> Section:
     ms, ps = plan.grid
     name, v = plan.bench.schedule, plan.bench.v
@@ -241,7 +257,8 @@ def _costly(plan: Plan, options: tuple[Option, ...], *, whole: bool = True) -> I
     if costs and not costs.relative:
         if whole and any(o.step_ns for o in options):
             yield "step", lambda o: seconds(o.step_ns) if o.step_ns else ""
-            yield "samples/s", lambda o: digits(o.samples_per_s) if o.samples_per_s else ""
+            if len({o.train for o in options}) > 1:  # of one batch the step says it all
+                yield "samples/s", lambda o: digits(o.samples_per_s) if o.samples_per_s else ""
         else:
             yield "phase", lambda o: seconds(o.phase_ns) if o.phase_ns else ""
     if costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def _measured(document: dict[str, Any]) -> Measured:
         why,
         why_memory,
         error,
+        tuple(w for w in metrics.get("what_if") or [] if math.isfinite(w["gain"]) and w["step_time_s"] > 0 and str(w["change"])),
     )
 
 

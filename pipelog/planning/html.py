@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelog._version import __version__
-from pipelog.planning.document import sections
+from pipelog.planning.document import SEEN, sections
 from pipelog.planning.plan import Plan
 from pipelog.reporters.html import environment
 
@@ -12,7 +12,7 @@ def render(plan: Plan) -> str:
     """The whole page; no script runs in it, and it asks the network for nothing."""
     said = plan.verdict
     every = sections(plan)
-    seen = next((s for s in every if s.title == "What each pipeline sees"), None)
+    seen = next((s for s in every if s.title == SEEN), None)
     return (
         environment()
         .get_template("plan.html.jinja")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from pipelog._text import percent
+from pipelog._text import percent, seconds
 from pipelog.planning import schedules
 from pipelog.planning.costs import USUAL_BACKWARD
 from pipelog.planning.plan import Plan
@@ -70,9 +71,17 @@ def _throughput(plan: Plan) -> Iterator[str]:
 def _recomputation(plan: Plan) -> Iterator[str]:
     config, run = plan.wanted.config, plan.wanted.measured
     on = config.recompute if config and config.recompute is not None else bool(run and run.config.get("activation_checkpoint_interval")) or None
+    told = run.replayed("checkpointing=on") if run else None
+    known = f" Replayed on {run.name} for all stages: {_step(told)}." if run and told and not on else ""
     again = 1 / (1 + USUAL_BACKWARD)
     said = {True: "It is on here. ", None: "Whether it is on is not known. ", False: ""}[on]
     yield (
         f"Recomputation is not free of the schedule. {said}A full one adds a forward pass to every backward, about {percent(again)} more compute (backward = {USUAL_BACKWARD:g} forwards) "
-        "in every micro-batch and in the bubble; the bubble's share stays, and a stage that recomputes more than the others becomes the one they wait for."
+        f"in every micro-batch and in the bubble; the bubble's share stays, and a stage that recomputes more than the others becomes the one they wait for.{known}"
     )
+
+
+def _step(told: dict[str, Any]) -> str:
+    """1.17 s a step, 33.5 % more."""
+    gain = float(told["gain"])
+    return f"{seconds(float(told['step_time_s']) * 1e9)} a step, {percent(abs(gain))} {'more' if gain < 0 else 'less'}"

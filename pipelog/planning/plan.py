@@ -95,7 +95,7 @@ def plan(wanted: Wanted) -> Plan:
         wanted.config.name if wanted.config else run.name if run else "plan",
         bench,
         wanted,
-        checks.findings(bench, ways, wanted.config, wanted.limit),
+        checks.findings(bench, ways, wanted.config, run, wanted.limit),
         tuple((f, bench.option(f.stages, f.m, micro=f.micro, replicas=f.replicas)) for f in ways),
         bench.option(stages, known.m) if stages and known.m else None,
         tuple(choices.micro_batches(bench, wanted.limit)),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipelog.findings import Finding, Severity
-from pipelog.planning.document import Section, sections
+from pipelog.planning.document import SEEN, Section, sections
 from pipelog.planning.plan import Plan
 from pipelog.reporters._places import kept
 from pipelog.reporters.text import printable
@@ -18,6 +18,7 @@ from pipelog.reporters.text import printable
 _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "unknown": "bold blue"}
 _GAP = 2
 _INDENT = 9
+_BULLET = 2
 _LEAST_ROOM = 20
 """Columns of a terminal between two cells; below which words are not squeezed into a column."""
 _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "blue"}
@@ -40,8 +41,8 @@ def styled(plan: Plan, console: Console) -> None:
     _lines(head[1:], console, style="bold")
     _lines(_wrapped(said.facts, console.width), console, style="dim")
     first, *rest = sections(plan) or [Section("")]
-    if first.title == "What each pipeline sees":
-        _section(first, console)
+    if first.title == SEEN:
+        _section(first, console, listed=False)
     else:
         rest = [first, *rest]
     for finding in plan.findings:
@@ -51,13 +52,16 @@ def styled(plan: Plan, console: Console) -> None:
         _section(section, console)
 
 
-def _section(section: Section, console: Console) -> None:
+def _section(section: Section, console: Console, *, listed: bool = True) -> None:
     if not section.title:
         return
     console.print()
     console.print(Text(section.title, style="bold"))
     for text in section.says:
-        _lines(_wrapped(text, console.width), console)
+        lines = _wrapped(text, console.width - _BULLET if listed and not section.rows else console.width)
+        if listed and not section.rows:
+            lines = [f"{' ' * _BULLET if n else '- '}{line}" for n, line in enumerate(lines)]
+        _lines(lines, console)
     if not section.rows:
         return
     for line, style in _table(section, console.width):
