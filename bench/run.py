@@ -146,6 +146,28 @@ def folder_of_ranks(folder: Path, ranks: int, size: int) -> None:
     )
 
 
+def folder_of_failures(folder: Path, lines: int) -> None:
+    """A job of 256 ranks that died, all of them complaining: seconds and peak memory to a report, which must name the one that began it."""
+    job = folder / "failed"
+    subprocess.run([sys.executable, str(HERE / "generate_failures.py"), str(job), str(lines)], check=True)
+    truth = json.loads((folder / "failed.truth.json").read_text())
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelog", "analyze", str(job), "-q", "--format", "json", "-o", "-"],
+        check=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache-of-failures")},
+        capture_output=True,
+    )
+    seconds = time.perf_counter() - begin
+    failure = json.loads(done.stdout)["failure"]
+    right = failure["category"] in truth["category"] and failure["ranks"] == truth["ranks"]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(
+        f"failed job of 256 ranks, {lines:,} lines of errors: report in {seconds:.1f} s ({os.cpu_count()} cores), "
+        f"no process above {peak:,.0f} MB, verdict {'right' if right else 'WRONG'}"
+    )
+
+
 def generate(kind: str, path: Path, size: int) -> None:
     """Make an input."""
     subprocess.run([sys.executable, str(HERE / "generate.py"), kind, str(path), str(size)], check=True)
@@ -165,6 +187,7 @@ def main() -> None:
     scale = 0.1 if args.quick else 1.0
     with tempfile.TemporaryDirectory(prefix="pipelog-bench-") as scratch:
         folder = Path(scratch)
+        folder_of_failures(folder, int(200_000 * scale))
         traces(args.hta, 1 if args.quick else 3)
         logs(folder, int(200e6 * scale), 2 if args.quick else 4)
         big_trace(folder, int(1e9 * scale))
