@@ -238,6 +238,16 @@ def test_a_page_without_a_name_gets_one() -> None:
     assert run(*ON_EIGHT, "--format", "html", "-o", "-").stdout.strip().startswith("<!doctype html>")
 
 
+def test_a_plan_in_the_job_s_folder_is_no_log() -> None:
+    for form in ("json", "md", "html"):
+        run(*ON_EIGHT, "-o", f"job/x.{form}")
+    Path("job/train.log").write_text("hello\n")
+    run("analyze", "job", "-o", "report.json", "--jobs", 1)
+    kinds = {i["path"]: (i["kind"], i["skipped"]) for i in json.loads(Path("report.json").read_text())["inputs"]}
+    for form in ("json", "md", "html"):
+        assert kinds[f"x.{form}"] == ("ignored", [{"line": None, "why": "ignored, because it is a report of pipelog"}])
+
+
 def test_the_schema_is_printed() -> None:
     assert json.loads(run("schema", "--plan").stdout)["$id"] == "urn:pipelog:plan:1"
     assert json.loads(run("schema").stdout)["$id"] == "urn:pipelog:report:1"

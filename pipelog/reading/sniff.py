@@ -29,8 +29,8 @@ _BINARY = {
 
 
 _OWN = re.compile(
-    rb"""<!--\ pipelog\ report\ -->                      # Markdown
-    |\{\s*"schema":\s*"pipelog\.report/               # JSON
+    rb"""<!--\ pipelog\ (?:report|plan)\ -->             # Markdown
+    |\{\s*"schema":\s*"pipelog\.(?:report|plan)/      # JSON
     |<!doctype\ html>(?:(?!</head>).){,20000}?<meta\ name="generator"\ content="pipelog\b
     |(?:OK|SLOW|ATTENTION|FAILED|HUNG|CANCELLED|TIME\ LIMIT|PREEMPTED|CANNOT\ TELL)\ \ \S.*?^Looked\ at\ and\ clear:\    # what the terminal shows
     """,
