@@ -194,7 +194,11 @@ def _links(tables: Tables) -> list[dict[str, Any]] | None:
     names = ("source", "target", "messages")
     return [
         {n: int(r[n]) for n in names}
-        | {"transfer_ms": round(r["transfer_ns"] / 1e6, 4), "late_ms": round(r["late_ns"] / 1e6, 4), "cost": round(r["cost"], 5)}
+        | {
+            "transfer_ms": round(r["transfer_ns"] / 1e6, 4),
+            "late_ms": round(r["late_ns"] / 1e6, 4),
+            "cost": round(r["cost"], 5) if pd.notna(r["cost"]) else None,
+        }
         for r in links.to_dict("records")
     ]
 

@@ -12,9 +12,9 @@ import pandas as pd
 from pipelog.events import Input, Skipped
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.deaths import Death
+from pipelog.replay.breakdown import PARTS, Breakdown
 from pipelog.tables import CannotTell
 from pipelog.tables.attempts import Attempts
-from pipelog.tables.breakdown import PARTS, Breakdown
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
 from pipelog.tables.memory import StageMemory

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pipelog.detectors
 import pipelog.parsers
 import pipelog.postmortem
+import pipelog.replay
 import pipelog.tables
 from pipelog.events import EVENTS, Events, Input, conform
 from pipelog.reading.files import Source
@@ -21,7 +22,7 @@ from pipelog.reading.traces import read_trace
 from pipelog.registry import load
 from pipelog.tables import Tables
 
-for package in (pipelog.tables, pipelog.postmortem, pipelog.parsers, pipelog.detectors):
+for package in (pipelog.tables, pipelog.replay, pipelog.postmortem, pipelog.parsers, pipelog.detectors):
     load(package)
 
 MS = 1_000_000

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelog.replay.breakdown import PARTS
 from pipelog.tables import CannotTell
-from pipelog.tables.breakdown import PARTS
 from tests.host_pipeline import Pipeline, phase, simulate, traces
 from tests.making import Row, Trace, fact, of_traces, topology_map
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from pipelog._text import percent
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
+from pipelog.replay.breakdown import Breakdown
 from pipelog.schedule import ideal_bubble
 from pipelog.tables import CannotTell, Tables
-from pipelog.tables.breakdown import Breakdown
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
 from pipelog.tables.topology import Topology

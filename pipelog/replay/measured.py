@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,15 @@ import pandas as pd
 from pipelog.replay.orders import Schedule
 from pipelog.replay.simulate import Costs, run
 from pipelog.tables import CannotTell, table
-from pipelog.tables.breakdown import Durations, receives_first
 from pipelog.tables.config import Config
+from pipelog.tables.durations import Durations, receives_first
 from pipelog.tables.steps import Steps
 
 RECORDING = 0.15
 """Most by which recording may have lengthened a step: up to there it does so by about the same factor on all stages (docs/replay.md)."""
-_CLEARLY = 0.005
+_MOST_CELLS = 1_000_000
+"""Instructions times steps times replicas of a replay that is done many times over."""
+_CLEARLY = 0.002
 """Sends block unless the replay without that is better by more than this share of the phase: what DeepSpeed does with gloo and NCCL."""
 LIMIT = 0.05
 """Largest error of a replay that may be believed (design/product.md); the literature's median on production jobs is 1.3 %, its p90 5.5 %."""
@@ -57,45 +60,59 @@ class Measured:
         return float(np.median(np.maximum(self.step_ns - self.phase_ns.max(axis=1), 0)))
 
 
-@table("measured", needs=("durations", "stage_time", "config"))
-def measured(durations: list[Durations], stage_time: pd.DataFrame, config: Config) -> Measured:
-    """The recorded steps as arrays. Recomputation, which traces show per step, is taken out of the backward passes in equal parts."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How the engine runs a step: the order of its instructions, and whether messages hold up their sender."""
+
+    schedule: Schedule
+    blocking: bool
+
+
+@table("replay_order", needs=("durations", "config"))
+def replay_order(durations: list[Durations], config: Config) -> Order:
+    """By the release, and by which of the two reproduces the recorded phases better."""
+    order: Schedule = "1f1b" if receives_first(config) else "1f1b-send-first"
+    cells = durations[0]
+    _, p, m = cells.forward.shape
+    chosen = sample(13 * p * m, len(cells.step))
+    costs, phase = costs_of(cells, chosen), cells.phase_ns[chosen]
+    misses = {b: float(np.median(np.abs(run(order, costs, p, m, blocking=b).phase() / phase - 1))) for b in (True, False)}
+    return Order(order, misses[True] <= misses[False] + _CLEARLY)
+
+
+def costs_of(cells: Durations, chosen: np.ndarray | slice = slice(None)) -> Costs:
+    """The durations of some cells as costs, (cells, p, m). Recomputation, which traces show per step, in equal parts of the backward passes."""
+    again = np.minimum(cells.recompute[chosen, :, None] / cells.backward.shape[-1], cells.backward[chosen])
+    recompute = again if again.any() else 0
+    return Costs(
+        backward=cells.backward[chosen] - recompute, recompute=recompute, **{kind: getattr(cells, name)[chosen] for kind, name in _FIELDS.items()}
+    )
+
+
+def sample(each: int, count: int) -> np.ndarray:
+    """Which of *count* steps or cells to replay where that is done many times over: all, or evenly many of them. each: instructions of one."""
+    most = min(count, max(1, _MOST_CELLS // each))
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int))
+
+
+@table("measured", needs=("durations", "replay_order", "stage_time", "config"))
+def measured(durations: list[Durations], replay_order: Order, stage_time: pd.DataFrame, config: Config) -> Measured:
+    """The recorded steps with the most frequent number of micro-batches that all their replicas show."""
     if config.virtual_stages is not None and config.virtual_stages > 1:
         raise CannotTell("the run interleaves chunks of its stages; their passes cannot be told apart in traces yet")
-    shapes = pd.Series([d.forward.shape for d in durations])
-    shape = shapes.mode().iloc[0]
-    alike = {(d.step, d.replica): d for d in durations if d.forward.shape == shape}
-    by_step: dict[int, frozenset[int]] = {s: frozenset(r for step, r in alike if step == s) for s, _ in alike}
-    most = max(by_step.values(), key=lambda found: (len(found), sum(v == found for v in by_step.values())))
-    steps = sorted(s for s, found in by_step.items() if found == most)
-    replicas = sorted(most)
-
-    def stacked(name: str) -> np.ndarray:
-        return np.array([[getattr(alike[s, r], name) for r in replicas] for s in steps], float)
-
-    again, ends, ranks = _recomputation(stage_time, steps, replicas, shape)
-    backward = stacked("backward")
-    again = np.minimum(again, backward)
-    costs = Costs(backward=backward - again, recompute=again, **{kind: stacked(name) for kind, name in _FIELDS.items()})
-    phase = stacked("phase_ns")
-    order: Schedule = "1f1b" if receives_first(config) else "1f1b-send-first"
-    misses = {b: float(np.median(np.abs(run(order, costs, *shape, blocking=b).phase() / phase - 1))) for b in (True, False)}
-    blocking = misses[True] <= misses[False] + _CLEARLY
-    p, m = shape
-    return Measured(order, blocking, p, m, np.array(steps), np.array(replicas), costs, phase, ends, ranks)
-
-
-def _recomputation(
-    stage_time: pd.DataFrame, steps: list[int], replicas: list[int], shape: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(recomputation of each pass (steps, replicas, p, m), ns, length of each step (steps,), ns, rank (replicas, p))."""
-    p, m = shape
-    rows = stage_time[stage_time["complete"]].drop_duplicates(["step", "replica", "stage"])
-    places = pd.MultiIndex.from_product([steps, replicas, range(p)])
-    again = rows.set_index(["step", "replica", "stage"])["recompute_ns"].reindex(places).to_numpy(float).reshape(len(steps), len(replicas), p)
-    lengths = (rows["step_end_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).max()
-    ranks = rows.drop_duplicates(["replica", "stage"]).set_index(["replica", "stage"])["rank"].reindex(places.droplevel(0).unique())
-    return np.repeat(np.nan_to_num(again)[..., None] / m, m, axis=-1), lengths.reindex(steps).to_numpy(float), ranks.to_numpy().reshape(-1, p)
+    cells = durations[0]
+    _, p, m = cells.forward.shape
+    by_step = pd.Series(cells.replica).groupby(cells.step).agg(frozenset)
+    most = max(by_step, key=lambda found: (len(found), int((by_step == found).sum())))
+    steps, replicas = by_step.index[[found == most for found in by_step]].to_numpy(), np.array(sorted(most))
+    at = pd.Series(np.arange(len(cells.step)), index=[cells.step, cells.replica])
+    chosen = at.loc[list(itertools.product(steps, replicas))].to_numpy()
+    shape = (len(steps), len(replicas))
+    costs = costs_of(cells, chosen).each(lambda a: a.reshape(*shape, *a.shape[1:]))
+    rows = stage_time[stage_time["complete"]]
+    lengths = (rows["step_end_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).max().reindex(steps).to_numpy(float)
+    phase = cells.phase_ns[chosen].reshape(shape)
+    return Measured(replay_order.schedule, replay_order.blocking, p, m, steps, replicas, costs, phase, lengths, cells.rank[chosen[: shape[1]]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Times are in the unit of the costs, nanoseconds throughout pipelog. Axes before 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -57,6 +57,10 @@ class Costs:
     def each(self, change: Callable[[np.ndarray], np.ndarray]) -> Costs:
         """The same with every array of durations changed; plain numbers stay."""
         return Costs(**{f.name: change(v) if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)})
+
+    def changed(self, **durations: Durations) -> Costs:
+        """The same with other durations of some kinds."""
+        return replace(self, **durations)
 
     def given(self) -> frozenset[str]:
         """Kinds of instructions that take any time."""

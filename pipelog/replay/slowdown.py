@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pipelog.replay.measured import Measured
+from pipelog.replay.measured import Measured, sample
 from pipelog.replay.operations import P2P, Operations
 from pipelog.replay.simulate import COMPUTE, KINDS, Timeline, schedule_graph, simulate
 from pipelog.tables import CannotTell, Tables, table
@@ -22,8 +22,6 @@ EFFECTS = ["of", "stage", "replica", "kind", "target", "slowdown", "cost"]
 _WORST_WORKERS = 0.03
 """Share of the workers that are called the slowest ones, as in the paper; at least one."""
 _COMPUTES = ("optimizer",)
-_MOST_CELLS = 1_000_000
-"""Instructions times steps times replicas that a run with one class idealised may have; of more steps an even sample is taken."""
 _MOST_CLASSES = 12
 """Stages, and links, of which the effects are told where there are more: those with the most time on the critical path."""
 _BOTH_ENDS = {name: f"{way}-pp-comm" for name, (way, _) in P2P.items()}
@@ -138,7 +136,7 @@ def of_traces(measured: Measured) -> Slowdown:
     """
     line = _timeline(measured)
     graph = line.graph
-    chosen = _sample(len(graph.kind) * len(measured.replicas), len(measured.steps))
+    chosen = sample(len(graph.kind) * len(measured.replicas), len(measured.steps))
     actual = line.durations[:, chosen].astype(float)
     names = np.array(KINDS)[graph.kind]
     best = ideal(actual, names, np.isin(names, COMPUTE))
@@ -172,11 +170,6 @@ def of_traces(measured: Measured) -> Slowdown:
 def _timeline(measured: Measured) -> Timeline:
     graph = schedule_graph(measured.schedule, measured.p, measured.m, blocking=measured.blocking, kinds=measured.costs.given())
     return simulate(graph, measured.costs)
-
-
-def _sample(each: int, steps: int) -> np.ndarray:
-    count = min(steps, max(1, _MOST_CELLS // each))
-    return np.unique(np.linspace(0, steps - 1, count).round().astype(int))
 
 
 def _exchanged(cells: np.ndarray, others: np.ndarray, replica: int) -> float:

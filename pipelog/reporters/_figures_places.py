@@ -102,7 +102,17 @@ def links(report: Report, places: Places) -> Figure | None:
     if len(rows) > MOST_ROWS:
         data, frame = upright(data, frame, "link")
     head = ("From stage", "To stage", "Messages", "Message (median)", "Idle before it (median)", "Cost, share of the phase")
-    table = tuple((str(r["source"]), str(r["target"]), f"{r['messages']:,}", _ms(r["transfer_ms"]), _ms(r["late_ms"]), tiny(r["cost"])) for r in rows)
+    table = tuple(
+        (
+            str(r["source"]),
+            str(r["target"]),
+            f"{r['messages']:,}",
+            _ms(r["transfer_ms"]),
+            _ms(r["late_ms"]),
+            "not replayed" if r["cost"] is None else tiny(r["cost"]),
+        )
+        for r in rows
+    )
     return Figure("links", "Links between stages", _links_say(rows, places), data, frame, legend, head, table, named)
 
 
