@@ -141,7 +141,7 @@ PLANS = {
     "deep": lambda: written(stages=64, gpus=128, train=4096, m=512, stage_costs_ns=((1e6, 2e6),) * 64),
     "many": lambda: written(train=None, m=1 << 39),
     "mesh": lambda: written(gpus=30),
-    "no-run": lambda: plan(Wanted(measured=Measured("x\x1b[2J<script>", {}, {}, None, None, None, "nothing was measured", "no memory"))),
+    "no-run": lambda: plan(Wanted(measured=Measured("x\x1b[2J<script>", {}, {}, None, None, "nothing was measured", "no memory"))),
 }
 
 
@@ -239,12 +239,12 @@ def test_a_page_without_a_name_gets_one() -> None:
 
 
 def test_a_plan_in_the_job_s_folder_is_no_log() -> None:
-    for form in ("json", "md", "html"):
+    for form in ("json", "md", "html", "txt"):
         run(*ON_EIGHT, "-o", f"job/x.{form}")
     Path("job/train.log").write_text("hello\n")
     run("analyze", "job", "-o", "report.json", "--jobs", 1)
     kinds = {i["path"]: (i["kind"], i["skipped"]) for i in json.loads(Path("report.json").read_text())["inputs"]}
-    for form in ("json", "md", "html"):
+    for form in ("json", "md", "html", "txt"):
         assert kinds[f"x.{form}"] == ("ignored", [{"line": None, "why": "ignored, because it is a report of pipelog"}])
 
 

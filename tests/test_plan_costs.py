@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pipelog.diagnosis import diagnose
 from pipelog.errors import BadReport
 from pipelog.planning import costs as module
-from pipelog.planning.costs import Costs, Memory, best_split, of_layers, phase, split, spread
+from pipelog.planning.costs import Costs, Measured, Memory, best_split, of_layers, phase, split, spread
 from pipelog.planning.costs import given as costs_of
 from pipelog.planning.from_run import measured, saved
 from pipelog.planning.plan import Wanted, plan
@@ -248,6 +249,12 @@ def test_a_saved_report_says_what_its_folder_says(heavy: dict[str, Any], tmp_pat
         (("metrics", "memory", "per_stage"), [{"stage": s} for s in range(4)]),
         (("config",), []),
         (("topology", "stages"), [1, 2]),
+        (("topology", "pp"), "4"),
+        (("topology", "pp"), True),
+        (("topology", "pp"), 0),
+        (("topology", "world_size"), 1 << 40),
+        (("config", "train_batch_size"), 24.5),
+        (("config", "micro_batches"), -1),
         (("metrics", "what_if"), [{"change": "partition=1/2"}]),
         (("metrics", "what_if"), ["partition"]),
         (("charts", "links"), [{"source": 0, "target": 1}]),
@@ -262,3 +269,14 @@ def test_a_damaged_report_is_one_line(heavy: dict[str, Any], place: tuple[str, .
     inner[place[-1]] = value
     with pytest.raises(BadReport, match="not a whole report"):
         measured(document)
+
+
+def test_an_interleaved_run_is_planned_as_such() -> None:
+    """Megatron-LM's own pipeline: 16 stages of 2 chunks idle 15/(2 m + 15)."""
+    run = Measured(
+        "x", {"world_size": 16, "pp": 16, "dp": 1, "tp": 1}, {"train_batch_size": 64, "micro_batches": 32, "virtual_stages": 2}, None, None
+    )
+    made = plan(Wanted(measured=run))
+    assert made.now is not None
+    assert (made.now.schedule, made.now.v, made.now.bubble) == ("interleaved", 2, Fraction(15, 79))
+    assert [o.schedule for o in made.schedules if o.now] == ["interleaved"]

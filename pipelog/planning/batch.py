@@ -100,6 +100,8 @@ def number(key: str, value: object) -> int | str | None:
 
 MOST = 1 << 40
 """No batch is larger, and no other number here."""
+MOST_STAGES = 4096
+"""More than any pipeline has."""
 
 
 def batch(sizes: Sizes, replicas: int | None) -> Batch:

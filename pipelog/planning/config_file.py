@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelog.errors import BadOption, NoInput
-from pipelog.planning.batch import AUTO, KEYS, Sizes, number
+from pipelog.planning.batch import AUTO, KEYS, MOST_STAGES, Sizes, number
 from pipelog.reading.configs import read_config
 from pipelog.reading.files import sources
 from pipelog.reading.streams import Stream
@@ -109,6 +109,6 @@ def _whole(path: str, key: str, said: dict[str, dict[str, Any]], *, least: int =
     if row is None or row["text"] in ("null", "None", AUTO):
         return None
     value = row["value"]
-    if value is None or not float(value).is_integer() or not least <= value < 1 << 20:
+    if value is None or not float(value).is_integer() or not least <= value <= MOST_STAGES:
         raise BadOption(f"{path}:{row['line']}: {key} is {row['text'][:60]!r}: it has to be a whole number from {least} on")
     return int(value)

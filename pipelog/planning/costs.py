@@ -262,8 +262,7 @@ class Measured:
 
     name: str
     shape: dict[str, int | None]
-    config: dict[str, Any]
-    step_ns: float | None
+    config: dict[str, int | None]
     costs: Costs | None
     memory: Memory | None
     why_no_costs: str | None = None

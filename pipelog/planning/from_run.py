@@ -12,12 +12,14 @@ import pandas as pd
 
 from pipelog._text import listed, percent
 from pipelog.errors import BadReport
+from pipelog.planning.batch import MOST
+from pipelog.planning.batch import MOST_STAGES as MOST_STAGES_AT_ALL
 from pipelog.planning.costs import MOST_ERROR, MOST_STAGES, USUAL_BACKWARD, Costs, Links, Measured, Memory, off, phase
 from pipelog.report import Report
 from pipelog.tables import CannotTell
 from pipelog.tables.config import Config
 from pipelog.tables.memory import stage_memory
-from pipelog.tables.topology import Topology
+from pipelog.tables.topology import MOST_RANKS, Topology
 
 _MS = 1e6
 
@@ -42,9 +44,23 @@ def saved(path: str) -> Report | None:
         return None
 
 
+_SHAPE = {"world_size": MOST_RANKS, "pp": MOST_STAGES_AT_ALL, "dp": MOST_RANKS, "tp": MOST_RANKS}
+_SIZES = {"train_batch_size": MOST, "micro_batch_size": MOST, "micro_batches": MOST, "virtual_stages": MOST_STAGES_AT_ALL}
+
+
+def _counts(given: dict[str, Any], names: dict[str, int], least: int = 1) -> dict[str, int | None]:
+    """Whole numbers by name, null where they are not known. Raises ValueError for anything else: the report is damaged."""
+    for name, most in names.items():
+        value = given.get(name)
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise ValueError(f"{name} is {value!r}")
+    return {name: given.get(name) for name in names}
+
+
 def _measured(document: dict[str, Any]) -> Measured:
     shape, config, metrics = document["topology"], document["config"], document["metrics"]
-    step = (metrics.get("step_time_s") or {}).get("median")
+    known = _counts(shape, _SHAPE)
+    sizes = _counts(config, _SIZES) | _counts(config, {"zero_stage": 3, "activation_checkpoint_interval": MOST}, least=0)
     costs: Costs | None = None
     error: float | None = None
     why: str | None = None
@@ -60,9 +76,8 @@ def _measured(document: dict[str, Any]) -> Measured:
         why_memory = str(reason)
     return Measured(
         str(document.get("name") or "run"),
-        {k: shape.get(k) for k in ("world_size", "pp", "dp", "tp")},
-        config,
-        step * 1e9 if step else None,
+        known,
+        sizes,
         costs,
         memory,
         why,
@@ -143,7 +158,9 @@ def _links(links: list[dict[str, Any]], p: int) -> Links:
 
 def _layers(shape: dict[str, Any], p: int) -> tuple[int, ...] | None:
     counts = {s["stage"]: s["layers"][1] - s["layers"][0] for s in shape.get("stages") or [] if s.get("layers")}
-    return tuple(counts[s] for s in range(p)) if set(counts) == set(range(p)) else None
+    if set(counts) != set(range(p)) or any(type(n) is not int or n < 0 for n in counts.values()):
+        return None
+    return tuple(counts[s] for s in range(p))
 
 
 def _memory(document: dict[str, Any]) -> Memory:

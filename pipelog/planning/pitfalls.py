@@ -70,7 +70,8 @@ def _throughput(plan: Plan) -> Iterator[str]:
 
 def _recomputation(plan: Plan) -> Iterator[str]:
     config, run = plan.wanted.config, plan.wanted.measured
-    on = config.recompute if config and config.recompute is not None else bool(run and run.config.get("activation_checkpoint_interval")) or None
+    interval = run.config.get("activation_checkpoint_interval") if run else None
+    on = config.recompute if config and config.recompute is not None else None if interval is None else interval > 0
     told = run.replayed("checkpointing=on") if run else None
     known = f" Replayed on {run.name} for all stages: {_step(told)}." if run and told and not on else ""
     again = 1 / (1 + USUAL_BACKWARD)

@@ -78,7 +78,10 @@ def plan(wanted: Wanted) -> Plan:
     known = batch(_sizes(wanted, mesh), mesh.replicas)
     if wanted.config and wanted.config.elastic:
         known = replace(known, problem=None)
-    name, chunks = (wanted.schedules or ("1f1b",))[0], wanted.chunks[0]
+    ran = run.config.get("virtual_stages") if run else None
+    name, chunks = (wanted.schedules or ("interleaved" if ran and ran > 1 else "1f1b",))[0], wanted.chunks[0]
+    if ran and ran > 1 and not wanted.schedules:
+        chunks = ran
     costs = _costs(wanted, stages)
     bench = Bench(
         mesh,

@@ -7,15 +7,14 @@ from typing import Any
 
 from pipelog.errors import BadOption
 from pipelog.findings import DETECTORS
-from pipelog.planning.batch import MOST
+from pipelog.planning.batch import MOST, MOST_STAGES
 from pipelog.planning.config_file import ConfigFile
 from pipelog.planning.costs import USUAL_BACKWARD, Measured
 from pipelog.planning.plan import Wanted
 from pipelog.planning.schedules import SCHEDULES
+from pipelog.tables.topology import MOST_RANKS
 
 _MOST_LAYERS = 10_000
-_MOST_STAGES = 4096
-_MOST_GPUS = 1 << 20
 
 
 def wanted(config: ConfigFile | None, run: Measured | None, settings: list[tuple[str, float]], **given: Any) -> Wanted:
@@ -26,7 +25,7 @@ def wanted(config: ConfigFile | None, run: Measured | None, settings: list[tuple
             raise BadOption(f"--set {key}: plan has the option PL102.limit alone")
         if not 0 < value < 1:
             raise BadOption(f"--set {key}={value:g}: a share of the pipeline phase, between 0 and 1")
-    for name, most in (("stages", _MOST_STAGES), ("gpus", _MOST_GPUS), ("tp", _MOST_STAGES)):
+    for name, most in (("stages", MOST_STAGES), ("gpus", MOST_RANKS), ("tp", MOST_STAGES)):
         if (given[name] or 0) > most:
             raise BadOption(f"--{name} {given[name]}: more than any job has")
     for name in ("train_batch", "micro_batch", "accumulation"):
@@ -63,7 +62,7 @@ def stage_costs_ns(text: str | None) -> tuple[tuple[float, float], ...]:
             whole = _positive(forward, "--costs", text)
             pair = (whole / (1 + USUAL_BACKWARD), whole * USUAL_BACKWARD / (1 + USUAL_BACKWARD))
         out.append((pair[0] * 1e6, pair[1] * 1e6))
-    if len(out) > _MOST_STAGES:
+    if len(out) > MOST_STAGES:
         raise BadOption(f"--costs: {len(out)} stages are more than any pipeline has")
     return tuple(out)
 

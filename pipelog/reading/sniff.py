@@ -33,6 +33,7 @@ _OWN = re.compile(
     |\{\s*"schema":\s*"pipelog\.(?:report|plan)/      # JSON
     |<!doctype\ html>(?:(?!</head>).){,20000}?<meta\ name="generator"\ content="pipelog\b
     |(?:OK|SLOW|ATTENTION|FAILED|HUNG|CANCELLED|TIME\ LIMIT|PREEMPTED|CANNOT\ TELL)\ \ \S.*?^Looked\ at\ and\ clear:\    # what the terminal shows
+    |(?:DOES\ NOT\ FIT|SLOW|FITS|CANNOT\ TELL)\ \ \S.*?^What\ each\ pipeline\ sees$
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
