@@ -201,7 +201,7 @@ def test_shares_sum_to_one_and_ratios_are_ratios(run: Path) -> None:
 # ---- how the files came here
 
 UNTOLD = {"inputs", "charts", "name", "pipelog_version", "schema", "notes"}
-CLOCK = {"started_at", "ended_at", "duration_s", "at", "wall_s", "other_s", "gap_s", "effective_ratio"}
+CLOCK = {"started_at", "ended_at", "duration_s", "at", "ledger"}
 """What is read off stamps. A prefix with times dates lines that had none, and those of the log's own clock are then compared with it."""
 
 

@@ -325,6 +325,8 @@ def _split(case: Case, name_of: Callable[[int], str], *, own_output: bool, strip
     found = _only(case)
     if found is None or "[rank" not in case.text() or {"host", "utc", "label"} & set(leads(found[1])):
         return None
+    if case.text().count("WORLD INFO DICT") > 1:  # every start has files of its own
+        return None
     name, lines = found
     parts: dict[str, list[Line]] = {name: []}
     for line, rank, launcher in zip(lines, ranks_of(lines), is_launcher(lines), strict=True):

@@ -186,11 +186,12 @@ def killed(found: Records) -> Iterator[Rows]:
 def exit_code(found: Records) -> Iterator[Rows]:
     """Give the return code of the process that the launcher saw die first; negative is a signal (v0.5.8+).
 
-    The command is that of the process that was started last, whoever died: its local rank means nothing. Indented lines are left
-    alone: they quote another log.
+    The command is that of the process that was started last, whoever died: its local rank means nothing, and a prefix names the launcher.
+    Indented lines are left alone: they quote another log.
     """
     text = joined(found.groups["command"], found["words"])
-    yield found.rows("end", "exit-code", value=found.float("code"), text=pc.utf8_ltrim_whitespace(text))
+    nobody = pa.nulls(len(found), pa.string())
+    yield found.rows("end", "exit-code", value=found.float("code"), label=nobody, text=pc.utf8_ltrim_whitespace(text))
 
 
 # [2026-11-30 01:17:40,442] [INFO] [launch.py:367:main] Process 12543 exits successfully.

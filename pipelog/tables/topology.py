@@ -263,9 +263,15 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
             ranks.loc[values.index, column] = values
     hosts = _hosts(here)
     for rank, host in hosts.items():
-        if rank in ranks.index and not isinstance(ranks.at[rank, "host"], str):
+        if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in _NAMELESS):
             ranks.at[rank, "host"] = host
+    if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
+        named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
+        ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
     return ranks.reset_index()[columns]
+
+
+_NAMELESS = frozenset({"localhost", "127.0.0.1"})
 
 
 def _hosts(here: pa.Table) -> dict[int, str]:
@@ -277,7 +283,7 @@ def _hosts(here: pa.Table) -> dict[int, str]:
     if not both.num_rows:
         return {}
     pairs = both.group_by(["rank", "host"]).aggregate([([], "count_all")]).to_pylist()
-    pairs.sort(key=lambda p: p["count_all"])
+    pairs.sort(key=lambda p: (p["host"] not in _NAMELESS, p["count_all"]))
     return {int(p["rank"]): str(p["host"]) for p in pairs}
 
 
