@@ -100,9 +100,19 @@ def test_the_json_of_the_course_s_example() -> None:
     assert same == [(1, 32), (2, 16), (4, 8), (8, 4), (16, 2), (32, 1)]
     on_eight = [(o["stages"], o["replicas"], o["micro_batches"]) for o in document["stages"]]
     assert on_eight == [(1, 8, 2), (2, 4, 4), (4, 2, 8), (8, 1, 16)]
+    one, _, interleaved = document["grid"]["schedules"][:3]
+    row, column = document["grid"]["micro_batches"].index(4), document["grid"]["stages"].index(4)
+    assert (one["bubble"][row][column], interleaved["bubble"][row][column]) == (3 / 7, 3 / 11)
+    assert interleaved["bubble"][row][column + 1] is None  # 4 micro-batches are no multiple of 8 stages
     assert [(o["schedule"], o["messages"]) for o in document["schedules"]] == [
         ("1f1b", 24), ("gpipe", 24), ("interleaved", 56), ("zb-h1", 24), ("zb-h2", 24),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("train", "m", "need"), [(32, 4, "half the GPUs, 1 replica"), (256, 8, "twice the GPUs, 4 replicas")])
+def test_other_numbers_of_gpus_are_counted(train: int, m: int, need: str) -> None:
+    """Micro-batch 8 on two replicas: 32 = 8 x 4 x 1 asks for one of them, 256 = 8 x 8 x 4 for four."""
+    assert need in {f.price for f, _ in written(train=train, micro=8, m=m).fits}
 
 
 def test_without_gpus_the_sizes_ask_for_their_number() -> None:

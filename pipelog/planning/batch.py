@@ -210,7 +210,7 @@ def _whole(b: Batch, mesh: Mesh) -> list[Fit]:
         found.append(
             Fit(
                 f"GPUs {gpus} → {need * stages * tp}",
-                f"{_times(need, replicas)} the GPUs, {need} replicas",
+                f"{_times(need, replicas)} the GPUs, {count(need, 'replica')}",
                 train,
                 micro,
                 m,

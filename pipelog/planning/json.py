@@ -49,9 +49,28 @@ def document(plan: Plan) -> dict[str, Any]:
         "micro_batches": [_option(o) for o in plan.micro_batches],
         "stages": [_option(o) for o in plan.stages],
         "schedules": [_option(o) for o in plan.schedules],
+        "grid": _grid(plan),
         "costs": _costs(plan),
         "notes": [text for s in sections(plan) if not s.rows for text in s.says],
         "missing": list(plan.missing),
+    }
+
+
+def _grid(plan: Plan) -> dict[str, Any]:
+    """Bubbles over micro-batches (rows) and stages (columns) by schedule, null where it cannot run."""
+    ms, ps = plan.grid
+    kinds = dict.fromkeys([(plan.bench.schedule, plan.bench.v), *((o.schedule, o.v) for o in plan.schedules)])
+    return {
+        "micro_batches": ms,
+        "stages": ps,
+        "schedules": [
+            {
+                "schedule": name,
+                "virtual_stages": v,
+                "bubble": [[None if schedules.impossible(name, p, m, v) else float(schedules.bubble(name, p, m, v)) for p in ps] for m in ms],
+            }
+            for name, v in kinds
+        ],
     }
 
 

@@ -170,7 +170,11 @@ def _verdict(plan: Plan) -> Verdict:
     errors = [f for f in plan.findings if f.severity is Severity.ERROR]
     now, bench = plan.now, plan.bench
     idle = schedules.shown(now.schedule, now.stages, now.m, now.v) if now else ""
-    of = f"{count(now.m, 'micro-batch', 'micro-batches')} on {count(now.stages, 'stage')} leave a bubble of {idle}" if now else ""
+    of = (
+        f"{count(now.m, 'micro-batch', 'micro-batches')} on {count(now.stages, 'stage')} {'leaves' if now.m == 1 else 'leave'} a bubble of {idle}"
+        if now
+        else ""
+    )
     few = next((f for f in plan.findings if f.name == "few-micro-batches"), None)
     facts = _facts(bench)
     if errors:
