@@ -199,7 +199,7 @@ def test_no_step_is_predicted_for_another_number_of_replicas(heavy: dict[str, An
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("slow-dataloader", "data 3"),
+        ("slow-dataloader", "costs of stages do not hold its data (3"),
         ("R01", "only stage 3 was measured"),
         ("truncated-midline", "only stage 0 was measured"),
         ("eval-and-save", "no stage's compute was measured"),

@@ -129,8 +129,8 @@ def _costs(document: dict[str, Any]) -> tuple[Costs, float]:
 def _lost(metrics: dict[str, Any]) -> str:
     """The parts of the phase that the simulation does not hold."""
     parts = {p["part"]: p["share"] for p in metrics.get("phase_breakdown") or []}
-    loud = [f"{name} {percent(parts[name])}" for name in ("data", "stall", "host-gap", "other") if parts.get(name, 0) > 0.02]
-    return f"{' and '.join(loud)} of the phase would have to go first" if loud else "its steps differ too much from each other"
+    loud = [f"{name} ({percent(parts[name])} of the phase)" for name in ("data", "stall", "host-gap", "other") if parts.get(name, 0) > 0.02]
+    return f"costs of stages do not hold its {' and '.join(loud)}" if loud else "its micro-batches differ too much from each other"
 
 
 def _split(timeline: dict[str, Any] | None, p: int) -> list[float]:
