@@ -168,6 +168,13 @@ def folder_of_failures(folder: Path, lines: int) -> None:
     )
 
 
+def replay() -> None:
+    """A job of 256 ranks, 50 steps and 64 micro-batches, from its durations to links, slowdown and what-if."""
+    done = subprocess.run([sys.executable, str(HERE / "replay.py")], capture_output=True, text=True, check=True)
+    got = json.loads(done.stdout)
+    print(f"replay of 256 ranks x 50 steps x 64 micro-batches: {got['all']:.1f} s, peak memory {got['peak_mb']:,.0f} MB")
+
+
 def generate(kind: str, path: Path, size: int) -> None:
     """Make an input."""
     subprocess.run([sys.executable, str(HERE / "generate.py"), kind, str(path), str(size)], check=True)
@@ -191,6 +198,7 @@ def main() -> None:
         traces(args.hta, 1 if args.quick else 3)
         logs(folder, int(200e6 * scale), 2 if args.quick else 4)
         big_trace(folder, int(1e9 * scale))
+        replay()
         folder_of_ranks(folder, 8 if args.quick else 64, int(1e9 * scale))
 
 

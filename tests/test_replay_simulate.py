@@ -122,6 +122,10 @@ def test_gpipe_takes_as_long_as_1f1b_but_holds_all_micro_batches(p: int, m: int,
     assert int(one.phase()) == int(other.phase())
     assert one.graph.in_flight().tolist() == [m] * p
     assert other.graph.in_flight().tolist() == [formulas.in_flight(s, p, m) for s in range(p)]
+    for graph in (one.graph, other.graph):
+        orders = [passes(graph.schedule, s, p, m) for s in range(p)]
+        alive = [np.cumsum([(kind == "forward") - (kind == "weight") for kind, _, _ in order]) for order in orders]
+        assert graph.in_flight().tolist() == [held.max() for held in alive]
 
 
 @QUICK
@@ -223,6 +227,6 @@ def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="no schedule"):
         schedule_graph("chimera", 4, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wait for each other"):
-        dag(2, [[1], [0]])
+        dag(2, np.array([0, 1]), np.array([1, 0]))
     with pytest.raises(ValueError, match="has no load"):
         simulate(schedule_graph("1f1b", 2, 2, kinds=frozenset()), Costs(1, 1, load=1))

@@ -6,7 +6,6 @@ loop runs over levels, never over nodes, steps or ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,30 +80,27 @@ class Dag:
         return on.reshape(self.size, *lead)
 
 
-def dag(size: int, before: Sequence[Sequence[int]]) -> Dag:
-    """The graph of *size* nodes where *before* lists, for each, the nodes that have to end first. Raises ValueError where they go in a circle."""
-    after: list[list[int]] = [[] for _ in range(size)]
-    open_ = [len(nodes) for nodes in before]
-    for node, nodes in enumerate(before):
-        for earlier in nodes:
-            after[earlier].append(node)
-    level = [node for node in range(size) if not open_[node]]
-    order = np.full(size, -1, np.int64)
-    levels, placed, sequence = [0], 0, []
-    while level:
-        sequence += level
-        placed += len(level)
-        levels.append(placed)
-        following = []
-        for node in level:
-            for later in after[node]:
-                open_[later] -= 1
-                if not open_[later]:
-                    following.append(later)
-        level = following
-    if placed < size:
-        raise ValueError(f"{size - placed} of {size} nodes wait for each other: the order of instructions cannot run")
-    order[sequence] = np.arange(size)
-    counts = [len(before[node]) for node in sequence]
-    flat = [earlier for node in sequence for earlier in before[node]]
-    return Dag(order, np.array(levels), order[np.array(flat, np.int64)], np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+def dag(size: int, before: np.ndarray, after: np.ndarray) -> Dag:
+    """The graph of *size* nodes in which before[i] has to end before after[i] starts. Raises ValueError where they go in a circle."""
+    out = np.argsort(before, kind="stable")
+    later = after[out]
+    begins = np.concatenate(([0], np.cumsum(np.bincount(before, minlength=size))))
+    waits = np.bincount(after, minlength=size)
+    level = np.flatnonzero(waits == 0)
+    sequence, levels = [level], [0, len(level)]
+    while len(level):
+        low, count = begins[level], begins[level + 1] - begins[level]
+        ends = np.cumsum(count)
+        total = int(ends[-1])
+        reached = later[np.arange(total) + np.repeat(low - ends + count, count)]
+        np.subtract.at(waits, reached, 1)
+        level = np.unique(reached[waits[reached] == 0])
+        sequence.append(level)
+        levels.append(levels[-1] + len(level))
+    if levels[-1] < size:
+        raise ValueError(f"{size - levels[-1]} of {size} nodes wait for each other: the order of instructions cannot run")
+    order = np.empty(size, np.int64)
+    order[np.concatenate(sequence)] = np.arange(size)
+    into = np.argsort(order[after], kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(order[after], minlength=size))))
+    return Dag(order, np.array(levels[:-1]), order[before[into]], first)

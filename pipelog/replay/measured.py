@@ -17,7 +17,7 @@ from pipelog.tables.steps import Steps
 
 RECORDING = 0.15
 """Most by which recording may have lengthened a step: up to there it does so by about the same factor on all stages (docs/replay.md)."""
-_MOST_CELLS = 1_000_000
+_MOST_CELLS = 400_000
 """Instructions times steps times replicas of a replay that is done many times over."""
 _CLEARLY = 0.002
 """Sends block unless the replay without that is better by more than this share of the phase: what DeepSpeed does with gloo and NCCL."""

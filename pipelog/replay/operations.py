@@ -85,7 +85,7 @@ def _of_file(file: str, rows: pd.DataFrame) -> Operations:
     for members in groups.values():
         together[members] = members[0]
         own[members] = np.maximum(start[members] + length[members] - start[members].max(axis=0), 0)
-    made = dag(len(keys), _before(keys, start, groups, together))
+    made = dag(len(keys), *_edges(_before(keys, start, groups, together)))
     back = np.argsort(made.order)
     name, stage, replica, number = (keys[n].to_numpy()[back] for n in ("name", "stage", "replica", "number"))
     return Operations(file, steps, name, stage, replica, number, start[back], (start + length)[back], own[back], made, dropped)
@@ -115,6 +115,11 @@ def _groups(keys: pd.DataFrame) -> dict[tuple[object, ...], np.ndarray]:
         elif name in _OVER_ALL:
             found.setdefault((name, number), []).append(i)
     return {key: np.array(members) for key, members in found.items()}
+
+
+def _edges(before: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    counts = [len(nodes) for nodes in before]
+    return np.array([node for nodes in before for node in nodes], np.int64), np.repeat(np.arange(len(before)), counts)
 
 
 def _before(keys: pd.DataFrame, start: np.ndarray, groups: dict[tuple[object, ...], np.ndarray], together: np.ndarray) -> list[list[int]]:

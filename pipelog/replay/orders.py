@@ -52,6 +52,9 @@ def in_flight(schedule: Schedule, stage: int, p: int, m: int, v: int = 1) -> flo
 
     Under 1F1B that is min(p - s, m), under GPipe m. Held from the forward pass until nothing needs it: with split passes the weight pass.
     """
+    if schedule in ("1f1b", "1f1b-send-first", "gpipe"):
+        _check(schedule, stage, p, m, v)
+        return float(m if schedule == "gpipe" else min(p - stage, m))
     alive = most = 0
     for kind, _, _ in passes(schedule, stage, p, m, v):
         alive += (kind == "forward") - (kind == "weight")

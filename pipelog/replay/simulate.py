@@ -111,46 +111,38 @@ def schedule_graph(
     return _graph(schedule, p, m, v, (kinds | _ALWAYS) & frozenset(KINDS), blocking=blocking)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _graph(schedule: Schedule, p: int, m: int, v: int, kinds: frozenset[str], *, blocking: bool) -> Graph:
-    number: dict[tuple[str, int, int], int] = {}
-    stages: list[int] = []
-    programs = []
-    for s in range(p):
-        mine = [one for one in program(schedule, s, p, m, v) if one[0] in kinds]
-        programs.append(mine)
-        for one in mine:
-            number[one] = len(stages)
-            stages.append(s)
-    for s, mine in enumerate(programs):
-        for kind, edge, k in mine:
-            if kind.startswith("send_"):
-                number[kind.removeprefix("send_"), edge, k] = len(stages)
-                stages.append(s)
-    before: list[list[int]] = [[] for _ in stages]
-    on_link: dict[tuple[str, int], int] = {}
-    for mine in programs:
-        earlier: list[int] = []
-        for one in mine:
-            node, (call, _, name) = number[one], one[0].partition("_")
-            before[node] += earlier
-            earlier = [node]
-            if call not in ("send", "recv"):
-                continue
-            transfer = number[name, one[1], one[2]]
-            if call == "send":
-                before[transfer].append(node)
-                if not blocking and (name, one[1]) in on_link:
-                    before[transfer].append(on_link[name, one[1]])
-                on_link[name, one[1]] = transfer
-            elif blocking:
-                before[transfer].append(node)
-            if call == "recv" or blocking:
-                earlier = [transfer] if blocking else [node, transfer]
-    made = dag(len(stages), before)
-    keys = np.array([(KINDS.index(kind), place, k) for kind, place, k in number])
+    """Nodes are keyed by kind, place and micro-batch as one number, and numbered in the order of the programs, transfers last."""
+    code = {kind: i for i, kind in enumerate(KINDS)}
+    programs = [np.array([(code[kind], place, k) for kind, place, k in program(schedule, s, p, m, v) if kind in kinds], np.int64) for s in range(p)]
+    rows, stage = np.concatenate(programs), np.repeat(np.arange(p), [len(mine) for mine in programs])
+    calls = {code[f"{call}_{name}"]: code[name] for call in ("send", "recv") for name in ("activation", "grad")}
+    sends = np.isin(rows[:, 0], [code["send_activation"], code["send_grad"]])
+    talks = np.isin(rows[:, 0], list(calls))
+    carried = np.array([calls.get(i, -1) for i in range(len(KINDS))])
+    transfers = np.column_stack((carried[rows[sends, 0]], rows[sends, 1:]))
+    keys, own = np.concatenate((rows, transfers)), len(rows)
+    at = np.zeros(len(KINDS) * p * v * m, np.int64)
+    flat = (keys[:, 0] * p * v + keys[:, 1]) * m + keys[:, 2]
+    at[flat] = np.arange(len(keys))
+    transfer = np.where(talks, at[np.where(talks, (carried[rows[:, 0]] * p * v + rows[:, 1]) * m + rows[:, 2], 0)], -1)
+    node = np.arange(own)
+    follows = np.flatnonzero(stage[1:] == stage[:-1])  # the instruction after these is on the same stage
+    waits = talks if blocking else talks & ~sends
+    if blocking:
+        edges = [(node[waits], transfer[waits]), (np.where(waits, transfer, node)[follows], follows + 1)]
+    else:
+        received = follows[waits[follows]]
+        edges = [(node[sends], transfer[sends]), (follows, follows + 1), (transfer[received], received + 1)]
+        link = np.lexsort((np.arange(len(transfers)), transfers[:, 1], transfers[:, 0]))
+        same = (np.diff(transfers[link, 0]) == 0) & (np.diff(transfers[link, 1]) == 0)
+        edges.append((own + link[:-1][same], own + link[1:][same]))
+    before, after = (np.concatenate([e[i] for e in edges]) for i in (0, 1))
+    made = dag(len(keys), before, after)
     back = np.argsort(made.order)
-    return Graph(schedule, p, m, v, blocking, made, keys[back, 0], np.array(stages)[back], keys[back, 1], keys[back, 2])
+    stages = np.concatenate((stage, stage[sends]))
+    return Graph(schedule, p, m, v, blocking, made, keys[back, 0], stages[back], keys[back, 1], keys[back, 2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +171,9 @@ class Timeline:
     def busy(self) -> np.ndarray:
         """Time in passes of each stage, (…, p)."""
         work = np.isin(self.graph.kind, [KINDS.index(k) for k in COMPUTE])
-        return np.stack([self.durations[work & (self.graph.stage == s)].sum(axis=0) for s in range(self.graph.p)], axis=-1)
+        out = np.zeros((self.graph.p, *self.durations.shape[1:]), self.durations.dtype)
+        np.add.at(out, self.graph.stage[work], self.durations[work])
+        return np.moveaxis(out, 0, -1)
 
     def bubble(self) -> np.ndarray:
         """Idle share of the phase of each stage, (…, p): 1 - busy / phase."""
