@@ -25,7 +25,7 @@ from tests.variations import VARIATIONS, vary
 _LEFT_TO_THE_SWEEP = ("beginner's log missing",)
 _ALIKE = re.compile(r"(OOM of torch|watchdog of torch|warnings of NCCL|cause: OOM|cause:|split:|torchrun|srun|container|kubectl).*")
 """Variations of one kind, of which every fourth is tried here."""
-_OF_FAILURES = ("PL001", "PL5", "PL6")
+_OF_FAILURES = ("PL001", "PL103", "PL5", "PL6")
 CASES = sorted(p.parent for p in (FIXTURES / "cases").glob("*/truth.json"))
 
 
