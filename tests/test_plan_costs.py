@@ -54,18 +54,15 @@ def test_transfers_come_on_top_and_are_not_amortized() -> None:
 
 
 @settings(max_examples=25)
-@given(
-    st.lists(st.tuples(TIME, TIME), min_size=2, max_size=5), st.integers(0, 20), st.sampled_from(("1f1b", "gpipe", "interleaved")), st.integers(1, 6)
-)
+@given(st.lists(st.tuples(TIME, TIME), min_size=2, max_size=5), st.integers(0, 20), st.sampled_from(("1f1b", "gpipe")), st.integers(1, 6))
 def test_many_micro_batches_are_extrapolated_exactly(totals: list[tuple[int, int]], transfer: int, name: str, more: int) -> None:
     made = costs_of([(float(f), float(b)) for f, b in totals], float(transfer), "given")
-    p, v = len(totals), 2 if name == "interleaved" else 1
-    m = 14 * p + more * (p if name == "interleaved" else 1)
+    m = 14 * len(totals) + more
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_NODES", 1)
-        few = phase(made, name, m, v)
+        few = phase(made, name, m)
         patch.setattr(module, "MOST_NODES", 10**9)
-        every = phase(made, name, m, v)
+        every = phase(made, name, m)
     assert few.phase_ns == pytest.approx(every.phase_ns)
 
 
@@ -269,6 +266,19 @@ def test_a_damaged_report_is_one_line(heavy: dict[str, Any], place: tuple[str, .
     inner[place[-1]] = value
     with pytest.raises(BadReport, match="not a whole report"):
         measured(document)
+
+
+def test_interleaving_is_simulated_whole_or_not_at_all() -> None:
+    made = plan(Wanted(m=2000, stage_costs_ns=((1e6, 2e6),) * 4))
+    assert {o.schedule: o.phase_ns is None for o in made.schedules} == {
+        "1f1b": False,
+        "gpipe": False,
+        "interleaved": False,
+        "zb-h1": True,
+        "zb-h2": True,
+    }
+    many = plan(Wanted(m=4000, stage_costs_ns=((1e6, 2e6),) * 4))
+    assert [o.phase_ns is None for o in many.schedules[:3]] == [False, False, True]
 
 
 def test_an_interleaved_run_is_planned_as_such() -> None:

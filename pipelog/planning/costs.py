@@ -15,6 +15,8 @@ from pipelog.schedule import in_flight as held_by_1f1b
 
 MOST_NODES = 4_000
 """Stages x micro-batches that are simulated one by one; beyond that the time of another micro-batch is constant, and is extrapolated."""
+MOST_INTERLEAVED = 16_000
+"""Chunks x micro-batches; an interleaved schedule of more is not simulated."""
 _LEAST_GROUPS = 12
 """Groups of p micro-batches after which each takes as long as the one before; on random costs 8 are enough for nearly all."""
 MOST_STAGES = 32
@@ -112,12 +114,11 @@ class Phase:
 def phase(costs: Costs, schedule: str, m: int, v: int = 1) -> Phase:
     """Simulate one step. With chunks, those of a stage share its time equally, and what wraps around takes the mean transfer.
 
-    Many micro-batches are extrapolated from fewer: past the fill each group of p takes as long as the one before.
+    Many micro-batches are extrapolated from fewer: past the fill each group of p takes as long as the one before. That is exact for 1F1B and
+    GPipe; interleaving may swing with other periods, so it is simulated whole.
     """
     p = costs.stages
-    unit = p if schedule == "interleaved" else 1
-    few = min(m, max(_LEAST_GROUPS, MOST_NODES // (p * p * v)) * p)
-    few -= few % unit
+    few = m if schedule == "interleaved" else min(m, max(_LEAST_GROUPS, MOST_NODES // (p * p)) * p)
     if few >= m:
         length = _simulated(costs, schedule, m, v)
     else:

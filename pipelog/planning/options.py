@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from pipelog.planning import schedules
 from pipelog.planning.batch import Batch, Mesh
-from pipelog.planning.costs import MOST_STAGES, Costs, Memory, phase, spread
+from pipelog.planning.costs import MOST_INTERLEAVED, MOST_STAGES, Costs, Memory, phase, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Bench:
         return f"{count} layers cannot fill {places} stages or chunks" if count is not None and places > count else None
 
     def _phase(self, stages: int, m: int, micro: int | None, name: str, v: int) -> _Phase | None:
-        if self.costs is None or name.startswith("zb") or stages > MOST_STAGES:
+        if self.costs is None or name.startswith("zb") or stages > MOST_STAGES or (v > 1 and m * stages * v > MOST_INTERLEAVED):
             return None
         costs = self.costs
         if micro and costs.micro_batch and micro != costs.micro_batch:
