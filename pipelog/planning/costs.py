@@ -15,7 +15,7 @@ from pipelog.schedule import in_flight as held_by_1f1b
 
 MOST_NODES = 4_000
 """Stages x micro-batches that are simulated one by one; beyond that the time of another micro-batch is constant, and is extrapolated."""
-MOST_INTERLEAVED = 16_000
+MOST_INTERLEAVED = 6_000
 """Chunks x micro-batches; an interleaved schedule of more is not simulated."""
 _LEAST_GROUPS = 12
 """Groups of p micro-batches after which each takes as long as the one before; on random costs 8 are enough for nearly all."""
