@@ -21,7 +21,7 @@ from pipelog.replay import told
 from pipelog.replay.simulate import Costs, run
 from pipelog.tables import Tables
 from pipelog.tables.config import Config
-from pipelog.tables.durations import Durations
+from pipelog.tables.durations import PASSES, Durations
 from pipelog.tables.topology import Topology
 
 _MS = 1e6
@@ -64,7 +64,8 @@ def tables_of(found: Durations, p: int, d: int, m: int) -> Tables:
         }
     )
     config = Config(micro_batches=m, micro_batch_size=4, train_batch_size=4 * m * d, virtual_stages=1)
-    shared = {"durations": [found], "stage_time": stage_time, "config": config, "topology": Topology(p * d, p, d, 1)}
+    passes = pd.DataFrame(columns=PASSES).astype({"rank": np.int64})  # the order of passes is checked on those recorded: none here
+    shared = {"durations": [found], "passes": passes, "stage_time": stage_time, "config": config, "topology": Topology(p * d, p, d, 1)}
     return Tables(Events(EVENTS.empty_table(), []), None, shared)
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline schedule: instruction order, formulas, replay. No input, no output.
+"""DeepSpeed's pipeline schedule: instruction order and formulas. No input, no output.
 
 Sources: `deepspeed/runtime/pipe/schedule.py` (TrainSchedule, v0.3.0 - v0.19.5), formats/schedules.md for the closed forms.
 Notation: p stages, s stage, m micro-batches of one pipeline replica and optimizer step (DeepSpeed's accumulation steps), v chunks.
@@ -7,10 +7,7 @@ DeepSpeed runs 1F1B with a flush (PipeDream-Flush) and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 Work = Literal["forward", "backward"]
 
@@ -57,72 +54,6 @@ def p2p_order(stage: int, p: int, m: int, *, receive_first: bool = True) -> list
             sends = [("send_activation", last)] if last_kind == "forward" and stage < p - 1 else []
             order += receives + sends if receive_first else sends + receives
     return order
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """What a replay takes in beside the passes themselves; all in the unit of the passes, zero where not given.
-
-    load (…, p, m): to get the batch, before the forward pass. before_forward, before_backward (…, p, m): idle time of the host before
-    a pass. activation, grad (…, p-1, m): transfers over the edge between stage s and s+1, down and up. before_send_activation,
-    before_send_grad (…, p-1, m): idle time of the sender right before its call; the sender is held up by it as well.
-    """
-
-    load: np.ndarray | float = 0.0
-    before_forward: np.ndarray | float = 0.0
-    before_backward: np.ndarray | float = 0.0
-    activation: np.ndarray | float = 0.0
-    grad: np.ndarray | float = 0.0
-    before_send_activation: np.ndarray | float = 0.0
-    before_send_grad: np.ndarray | float = 0.0
-
-
-def replay(forward: np.ndarray, backward: np.ndarray, delays: Delays | None = None, *, receive_first: bool = True) -> np.ndarray:
-    """Length of the pipeline phase when TrainSchedule runs on given durations.
-
-    forward, backward: (..., p, m); leading axes are independent runs (steps, replicas). Instructions run in DeepSpeed's order: in a
-    forward slot SendGrad of the micro-batch before, RecvActivation, LoadMicroBatch, ForwardPass; in a backward slot RecvGrad,
-    SendActivation of the micro-batch before, BackwardPass. So an activation leaves only after the gradient of that slot has come
-    (receive_first; releases before v0.8.3 send first). Sends do not wait for the receiver. Returns last backward's end minus the first
-    forward's start, shape (...). With equal stages and no delays that is (m + p - 1)(tF + tB).
-    """
-    *lead, p, m = forward.shape
-    given = delays or Delays()
-    d: dict[str, Any] = {
-        f.name: np.broadcast_to(getattr(given, f.name), (*lead, p - 1 if "send" in f.name or f.name in ("activation", "grad") else p, m))
-        for f in fields(given)
-    }
-    free = [np.zeros(lead) for _ in range(p)]
-    activation, grad = np.zeros((*lead, p, m)), np.zeros((*lead, p, m))  # when they have arrived
-    begin, last = np.full(lead, np.inf), np.zeros(lead)
-    work = {(step, s): found for s in range(p) for step in range(2 * (m + p - 1)) if (found := work_at(step, s, p, m))}
-    nothing: tuple[str, int] = ("", 0)
-    for step in range(2 * (m + p - 1)):
-        now = [work.get((step, s), nothing) for s in range(p)]
-        before = [work.get((step - 1, s), nothing) for s in range(p)]
-        for s in range(1, p):  # SendGrad
-            kind, k = before[s]
-            if kind == "backward":
-                free[s] = free[s] + d["before_send_grad"][..., s - 1, k]
-                grad[..., s - 1, k] = free[s] + d["grad"][..., s - 1, k]
-        for s in range(p - 1):  # RecvGrad, SendActivation
-            got = np.maximum(free[s], grad[..., s, now[s][1]]) if now[s][0] == "backward" else free[s]
-            kind, k = before[s]
-            if kind == "forward":
-                leave = (got if receive_first else free[s]) + d["before_send_activation"][..., s, k]
-                activation[..., s + 1, k] = leave + d["activation"][..., s, k]
-                got = np.maximum(got, leave)
-            free[s] = got
-        for s in range(p):  # RecvActivation, LoadMicroBatch, ForwardPass; BackwardPass
-            kind, k = now[s]
-            if kind == "forward":
-                start = np.maximum(free[s], activation[..., s, k]) + d["load"][..., s, k] + d["before_forward"][..., s, k]
-                begin = np.minimum(begin, start)
-                free[s] = start + forward[..., s, k]
-            elif kind == "backward":
-                free[s] = free[s] + d["before_backward"][..., s, k] + backward[..., s, k]
-                last = np.maximum(last, free[s])
-    return np.asarray(last - begin)
 
 
 def work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:

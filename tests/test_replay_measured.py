@@ -17,10 +17,11 @@ import pipelog.replay
 from pipelog.registry import load
 from pipelog.replay import told
 from pipelog.replay.changes import best_split, halved, interleaved, merged, resized, split, typical
-from pipelog.replay.measured import Measured, replay_check
+from pipelog.replay.measured import Measured, follows_schedule, replay_check
 from pipelog.replay.simulate import Costs, run
 from pipelog.replay.what_if import WhatIf
 from pipelog.tables import CannotTell
+from pipelog.tables.durations import Durations
 from pipelog.tables.steps import Steps
 from tests.host_pipeline import Pipeline, phase, simulate, traces
 from tests.making import Row, fact, of_traces, step, topology_map
@@ -69,6 +70,19 @@ def test_recomputation_is_taken_out_of_the_backward_passes() -> None:
     found = of(Pipeline(p=2, m=4, again={1: 5000.0}))["measured"].costs
     assert np.asarray(found.recompute)[0, 0].sum(axis=1) == pytest.approx([0, 4 * 5000e3])
     assert (np.asarray(found.recompute) + found.backward).sum(axis=-1)[0, 0] == pytest.approx([4 * 20_000e3, 4 * 25_000e3], rel=1e-3)
+
+
+def test_another_order_of_passes_is_not_replayed() -> None:
+    """GPipe: all forward passes, then all backward passes. Under 1F1B stage 0 of 2 would run F0 F1 B0 F2 …, stage 1 would alternate."""
+    order = [("forward", k) for k in range(4)] + [("backward", k) for k in range(4)]
+    recorded = pd.DataFrame([{"rank": r, "window": 0, "step": 1, "instruction": word, "micro_batch": k} for r in (0, 1) for word, k in order])
+    ones = np.ones((1, 2, 4))
+    edges = [np.ones((1, 1, 4))] * 4
+    cells = Durations(np.array([1]), np.array([0]), np.array([1.0]), np.array([[0, 1]]), np.zeros((1, 2)), *[ones] * 5, *edges)
+    with pytest.raises(CannotTell, match="forward pass 2 of stage 0 in step 1"):
+        follows_schedule(cells, recorded)
+    recorded["instruction"] = [{"F": "forward", "B": "backward"}[c] for c in "FFBFBFBB" + "FBFBFBFB"]
+    follows_schedule(cells, recorded)
 
 
 def made(forward: np.ndarray, step_ns: float | None = None) -> Measured:

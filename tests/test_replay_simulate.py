@@ -155,16 +155,6 @@ def test_every_instruction_waits_for_what_it_needs(given_: tuple[int, int, Costs
 
 @QUICK
 @given(measured())
-def test_without_blocking_the_older_replay_says_the_same(given_: tuple[int, int, Costs]) -> None:
-    """`schedule.replay` was written apart; its sends do not wait, and its messages share no link."""
-    p, m, costs = given_
-    fields = {k: getattr(costs, k) for k in ("forward", "backward", "load")}
-    line = run("1f1b", Costs(**fields), p, m, blocking=False)
-    assert float(line.phase()) == float(formulas.replay(costs.forward, costs.backward, formulas.Delays(load=costs.load)))
-
-
-@QUICK
-@given(measured())
 def test_slack_and_critical_path(given_: tuple[int, int, Costs]) -> None:
     """The critical path has no slack and its durations sum to the step; using up one instruction's slack keeps the step, one more lengthens it."""
     p, m, costs = given_

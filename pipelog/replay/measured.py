@@ -10,6 +10,7 @@ import pandas as pd
 
 from pipelog.replay.orders import Schedule
 from pipelog.replay.simulate import Costs, run
+from pipelog.schedule import compute_order
 from pipelog.tables import CannotTell, table
 from pipelog.tables.config import Config
 from pipelog.tables.durations import Durations, receives_first
@@ -95,12 +96,29 @@ def sample(each: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, most).round().astype(int))
 
 
-@table("measured", needs=("durations", "replay_order", "stage_time", "config"))
-def measured(durations: list[Durations], replay_order: Order, stage_time: pd.DataFrame, config: Config) -> Measured:
-    """The recorded steps with the most frequent number of micro-batches that all their replicas show."""
+def follows_schedule(cells: Durations, passes: pd.DataFrame) -> None:
+    """Raises CannotTell where a recorded rank runs its passes in another order than 1F1B."""
+    _, p, m = cells.forward.shape
+    stages = pd.DataFrame({"rank": cells.rank.ravel(), "stage": np.tile(np.arange(p), len(cells.rank))}).drop_duplicates("rank")
+    steps = passes["step"].where(passes["step"] >= 0, passes["window"])
+    mine = passes[steps.isin(cells.step)].merge(stages, on="rank")
+    mine["place"] = mine.groupby(["rank", "window"]).cumcount()
+    wanted = np.array([[work == "forward" for work, _ in compute_order(s, p, m)] for s in range(p)])
+    mine = mine[mine["place"] < 2 * m]
+    same = wanted[mine["stage"].to_numpy(np.int64), mine["place"].to_numpy(np.int64)] == (mine["instruction"] == "forward").to_numpy()
+    if not same.all():
+        first = mine[~same].iloc[0]
+        place = f"{first['instruction']} pass {first['micro_batch']} of stage {first['stage']} in step {first['step']}"
+        raise CannotTell(f"the recorded passes are not in the order of 1F1B, first at the {place}: another schedule ran, and is not replayed")
+
+
+@table("measured", needs=("durations", "replay_order", "stage_time", "passes", "config"))
+def measured(durations: list[Durations], replay_order: Order, stage_time: pd.DataFrame, passes: pd.DataFrame, config: Config) -> Measured:
+    """The recorded steps with the most frequent number of micro-batches that all their replicas show, where they ran 1F1B."""
     if config.virtual_stages is not None and config.virtual_stages > 1:
         raise CannotTell("the run interleaves chunks of its stages; their passes cannot be told apart in traces yet")
     cells = durations[0]
+    follows_schedule(cells, passes)
     _, p, m = cells.forward.shape
     by_step = pd.Series(cells.replica).groupby(cells.step).agg(frozenset)
     most = max(by_step, key=lambda found: (len(found), int((by_step == found).sum())))
