@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import listed
+from pipelog._text import listed, seconds
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
-from pipelog.postmortem.hangs import Hang, silent_targets
-from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
+from pipelog.postmortem.hangs import Hang
+from pipelog.postmortem.kinds import KINDS, Role, Strength
 from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, primary_of, survived
+from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
@@ -66,7 +68,7 @@ def death(
     ending = endings[chosen]
     work = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line", "start_ns", "clock"))
     roles = survived(errors, work, ending)
-    late_launches(roles)
+    late_launches(roles, work)
     if ending.status == "completed":
         roles["role"], roles["why"] = Role.BENIGN.value, "the run came to its end"
         return Death(chosen, "completed", roles=roles)
@@ -75,7 +77,7 @@ def death(
     )  # something was wrong before it
     if ending.status in ("cancelled", "time-limit", "preempted") and ending.file is not None and not by_signal:
         first = roles.index[(roles["file"] == ending.file) & (roles["line"] == ending.line)]
-        return _of_scheduler(chosen, ending, roles, first, work)
+        return _of_scheduler(chosen, ending, roles, first, work, hang, topology)
     primary = primary_of(roles, bad_end=ending.status == "failed")
     strength = Strength.WORD if primary is None else Strength(roles.at[primary, "strength"])
     if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
@@ -92,6 +94,8 @@ def deaths(attempts: Attempts, chosen: int, tables: Tables) -> list[Death]:
     return [*found[:-1], _explained(found[-1], found[:-1])]
 
 
+_FEW_STEPS, _SILENT_TIMES, _SILENT_NS = 4, 10, 1800 * 10**9
+"""Silence is told where it is ten times the longest time between two steps, and half an hour: evaluations and checkpoints take less."""
 _WEAK = frozenset(
     {
         "gpu-oom-plain",
@@ -149,7 +153,7 @@ def _verdict(
     first = roles.loc[primary]
     kind = KINDS[first["error"]]
     same = alike(roles, first)
-    whom, lines = _whom(roles, same, kind, hang, heard, placed, topology)
+    whom, lines = whom_of(roles, same, kind, hang, heard, placed, topology)
     roles = folded(roles, same.index, first, kind)
     ranks, stages, hosts = whom.ranks, whom.stages, whom.hosts
     case = Case(
@@ -190,59 +194,9 @@ def _verdict(
     )
 
 
-def _whom(
-    roles: pd.DataFrame,
-    same: pd.DataFrame,
-    kind: Kind,
-    hang: Hang | None,
-    heard: frozenset[int],
-    placed: pa.Table,
-    topology: Topology,
-) -> tuple[Whom, list[int]]:
-    """Who began it, and the places of the lines that show it."""
-    lines = list(same.index)
-    if kind.category == "hang":
-        ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
-        lines = list(hang.lines) if hang is not None and hang.lines else lines
-        return Whom(ranks, _stages(ranks, same, topology), _hosts(ranks, same, topology) if ranks else (), why), lines
-    ranks, why = () if kind.job or kind.strength is Strength.ECHO else _ranks(same), ""
-    if kind.name == "rendezvous":
-        ranks, why = _never_came(placed, topology)
-    elif not ranks and not kind.job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
-        echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
-        ranks, complaining, shown = silent_targets(echoes, heard, topology)
-        ranks = ranks or _only_silent(roles, complaining, heard, topology)
-        why = _lost(ranks, complaining)
-        lines += [place for place in shown or tuple(echoes.index) if place not in lines]
-    if not ranks and not kind.job:
-        tasks = _by_task(roles, same)
-        ranks, lines = _ranks(tasks), [*lines, *tasks.index]
-    hosts = _hosts(ranks, same, topology)
-    if not ranks and not kind.job:
-        ranks, hosts = _by_exit(roles, hosts)
-        hosts = hosts or _hosts(ranks, same.iloc[:0], topology)
-    labels = {w for w in same["label"] if isinstance(w, str)}
-    return Whom(ranks, _stages(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
-
-
-def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:
-    """The one rank of which nothing is heard while all others lost a peer, where the output of all is among the files."""
-    world = {int(r) for r in topology.ranks["rank"]} if len(topology.ranks) else set()
-    own = roles[~roles["role"].isin([Role.TEARDOWN.value, Role.BENIGN.value])]
-    silent = world - set(complaining) - set(own["rank"].dropna().astype(int))
-    return tuple(silent) if complaining and len(silent) == 1 and world <= heard else ()
-
-
-def _lost(ranks: tuple[int, ...], complaining: tuple[int, ...]) -> str:
-    if not complaining:
-        return ""
-    it, they = ("them", "they") if len(ranks) > 1 else ("it", "it")
-    return f"rank{'s' if len(complaining) > 1 else ''} {listed(complaining)} lost {it}" + (f", and {they} said nothing" if ranks else "")
-
-
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
     """A hang that flight-recorder dumps or stacks show, or GPUs that stay busy."""
-    whom = Whom(hang.ranks, _stages(hang.ranks, roles.iloc[:0], topology), _hosts(hang.ranks, roles.iloc[:0], topology), hang.why)
+    whom = Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology), hang.why)
     follows = roles["role"] != Role.BENIGN.value
     roles.loc[follows, ["role", "why"]] = [Role.CASCADE.value, "the run hung before"]
     kind = KINDS["timeout-nccl"]
@@ -277,7 +231,9 @@ def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology,
     )
 
 
-def _of_scheduler(attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame) -> Death:
+def _of_scheduler(
+    attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame, hang: Hang | None, topology: Topology
+) -> Death:
     outside = ending.category == "killed"
     words = {
         "cancelled": "was ended by a signal from outside; the files do not say who sent it" if outside else "was cancelled",
@@ -287,6 +243,13 @@ def _of_scheduler(attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.I
     name = {"cancelled": "cancelled", "time-limit": "time-limit", "preempted": "preempted"}[ending.status]
     roles.loc[roles["role"] != Role.BENIGN.value, ["role", "why"]] = [Role.TEARDOWN.value, f"the job {words[ending.status]}"]
     roles.loc[first, ["role", "why"]] = [Role.INITIATING.value, "a signal ended it" if outside else "the scheduler says so"]
+    since, silent = _silence_before(ending, work)
+    whom = (
+        Whom() if hang is None else Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology))
+    )
+    hung = f"; it hung before that: {hang.why}" if hang is not None and hang.why else ""
+    shown = [(ending.file, ending.line, ending.text)] + [(f, n, None) for f, n in (hang.evidence[:3] if hang is not None and hung else ())]
+    look = [Advice(f"see why rank {listed(whom.ranks)} stood still before you start it again: its stack, its log, its host")] if whom.ranks else []
     return Death(
         attempt,
         ending.status,
@@ -294,56 +257,30 @@ def _of_scheduler(attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.I
         name,
         known=not outside,
         confidence=Confidence.MEDIUM if outside else Confidence.HIGH,
-        title=f"The job {words[ending.status]}",
+        title=f"The job {words[ending.status]}{silent}{hung}",
+        ranks=whom.ranks,
+        stages=whom.stages,
+        hosts=whom.hosts,
         at_ns=ending.at_ns,
+        hang_ns=(hang.begin_ns if hang is not None and hang.begin_ns is not None else since) if silent or hung else None,
         step=_last_step(work),
-        evidence=(Evidence(str(ending.file), ending.line, ending.text),),
+        evidence=tuple(Evidence(str(f), n, t) for f, n, t in shown),
         consequences=consequences_of(roles),
         missing=("the scheduler's accounting (sacct, kubectl describe), the logs of the other nodes",) if outside else (),
-        advice=tuple(KINDS[name].advice(Case(ending.text or "", None, None, None, None, Topology(), Config(), pd.DataFrame()))),
+        advice=(*look, *KINDS[name].advice(Case(ending.text or "", None, None, None, None, Topology(), Config(), pd.DataFrame()))),
         roles=roles,
     )
 
 
-def _ranks(rows: pd.DataFrame) -> tuple[int, ...]:
-    return tuple(sorted(set(rows["rank"].dropna().astype(int))))
-
-
-def _stages(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
-    found = {s for r in ranks if (s := topology.stage_of(r)) is not None} or set(rows["stage"].dropna().astype(int))
-    return tuple(sorted(found)) if ranks else ()
-
-
-def _hosts(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> tuple[str, ...]:
-    found = {h for r in ranks if (h := topology.host_of(r)) is not None}
-    return tuple(sorted(found or {h for h in rows["host"] if isinstance(h, str)}))
-
-
-def _by_task(roles: pd.DataFrame, same: pd.DataFrame) -> pd.DataFrame:
-    """srun's lines of the same kind on the same host, with the task: the daemon of a node words a kill without it."""
-    hosts = set(same["host"].dropna())
-    mine = roles[(roles["name"] == "slurm-task") & roles["error"].isin(same["error"]) & (roles["role"] != Role.BENIGN.value)]
-    return mine[mine["host"].isin(hosts) & mine["rank"].notna()] if len(hosts) == 1 else mine.iloc[:0]
-
-
-def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told."""
-    own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
-    own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
-    ranks = set(own["rank"].dropna().astype(int))
-    named = {h for h in own["host"] if isinstance(h, str)}
-    return (tuple(ranks) if len(ranks) == 1 and len(own["line"].unique()) == 1 else ()), (tuple(named) if len(named) == 1 else hosts)
-
-
-def _never_came(placed: pa.Table, topology: Topology) -> tuple[tuple[int, ...], str]:
-    """Ranks that did not join the store-based barrier, where those that did are all known."""
-    waits = frame(placed, ("error",), ("name", "rank", "value")).query("name == 'store-wait'")
-    came = set(waits["rank"].dropna().astype(int))
-    joined = waits["value"].dropna()
-    world = topology.world_size
-    if not world or not len(joined) or len(came) != int(joined.max()) or len(came) >= world:
-        return (), ""
-    return tuple(r for r in range(world) if r not in came), f"{len(came)} of {world} joined"
+def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str]:
+    """When the last step was made, and in words how long nothing was, where that is far longer than steps take: an end that somebody waited for."""
+    times = np.unique(work["start_ns"].dropna().to_numpy(dtype=np.int64))
+    if ending.at_ns is None or len(times) < _FEW_STEPS:
+        return None, ""
+    usual, gap = int(np.diff(times).max()), ending.at_ns - int(times[-1])
+    if gap < max(_SILENT_TIMES * usual, _SILENT_NS):
+        return None, ""
+    return int(times[-1]), f"; no step was made in the {seconds(gap)} before"
 
 
 def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending) -> tuple[Evidence, ...]:

@@ -21,6 +21,11 @@ from pipelog.tables.topology import Topology
 _P2P = frozenset({"SEND", "RECV", "COALESCED"})
 _CALL = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, (?P<sizes>NumelIn=\d+, NumelOut=\d+))?")
 
+_FEW = 4
+"""Of the ranks of a pipeline at most one in so many is named for its silence alone."""
+_BARRIER = re.compile(r"\bRanks? (\d+(?:, \d+)*) failed to pass monitoredBarrier")
+_NCCL_ID = re.compile(r"retrieving ncclUniqueId from \[(\d+)\]")
+
 
 @dataclass(frozen=True, slots=True)
 class Hang:
@@ -78,6 +83,8 @@ def hang(
     if len(accused.dropna(subset=["rank"])):
         ranks = tuple(sorted(set(accused["rank"].dropna().astype(int))))
         return Hang(ranks, "the desync report names them", False, begin, tuple(accused.index))
+    if (named := _named(waits, topology)) is not None:
+        return Hang(*named, False, begin, lines)
     found = None
     if len(waits):
         found = (
@@ -91,6 +98,21 @@ def hang(
     if found is None and silence is not None:
         return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
     return found
+
+
+def _named(waits: pd.DataFrame, topology: Topology) -> tuple[tuple[int, ...], str] | None:
+    """Ranks that the waiting ones name themselves, and how: gloo's monitored barrier, and the store that was asked for another rank's NCCL id."""
+    ranks = {int(r) for t in waits["text"] for m in _BARRIER.finditer(t) for r in m.group(1).split(", ")}
+    if ranks:
+        return tuple(sorted(ranks)), "the monitored barrier names it" if len(ranks) == 1 else "the monitored barrier names them"
+    asked = [m for t in waits["text"] if (m := _NCCL_ID.search(t))]
+    root = {int(m.group(1)) for m in asked}
+    complaining = set(waits["rank"].dropna().astype(int))
+    others = set(topology.ranks["rank"].astype(int)) - root if len(topology.ranks) else None
+    default = all("default_pg" in m.string for m in asked) or complaining == others  # elsewhere ranks count within their group
+    if len(root) == 1 and default and not root & complaining:
+        return tuple(root), f"{count(len(asked), 'rank')} asked in vain for the NCCL id that it gives out when it comes to its first call"
+    return None
 
 
 def _begin(waits: pd.DataFrame) -> int | None:
@@ -169,13 +191,16 @@ def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
             same = len(called) == 1 and mine["value"].min() == mine["value"].max()
             why = "all members are in the same call: nobody is missing" if same else "the ranks are in different calls"
             return Hang((), why, True if same else None, begin, lines)
-        silent = (members - ranks) & heard
-        if silent and len(silent) <= len(members) / 2 and members - ranks <= heard:
-            return Hang(tuple(sorted(silent)), "all other members of the group complain", False, begin, lines)
+        missing = members - set(waits["rank"].dropna().astype(int))
+        if missing and len(missing) <= len(members) / 2 and missing <= heard:
+            return Hang(tuple(sorted(missing)), "all other members of the group complain", False, begin, lines)
     p2p = calls[calls["stream"].isin(_P2P)]
-    silent_p2p = set(topology.ranks["rank"].astype(int)) - set(calls["rank"].astype(int)) if len(topology.ranks) else set()
-    if len(p2p) and not silent_p2p:
+    world = set(topology.ranks["rank"].astype(int)) if len(topology.ranks) else set()
+    missing = world - set(waits["rank"].dropna().astype(int))
+    if len(p2p) and world and not missing:
         return Hang((), "every rank waits in a send or receive: nobody is missing", True, begin, tuple(p2p.index))
+    if len(p2p) and missing and len(missing) <= len(world) / _FEW and missing <= heard:
+        return Hang(tuple(sorted(missing)), "all other ranks complain of a wait", False, begin, tuple(p2p.index))
     return None
 
 

@@ -19,6 +19,10 @@ _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TR
 _SURVIVED = 2
 """Steps made after an error from which on it was survived: one line may have been under way when it came."""
 _MOST_GROUPS = 60
+_WORDS = frozenset({"level", "bare-exception"})
+"""A traceback beats what a logger calls an error; and what no step follows beats what one step followed."""
+_HALF_HOUR_NS, _NEAR_NS = 1800 * 10**9, 90 * 10**9
+"""Zones differ by whole half hours; a kernel's line and the end that it caused stand within a minute or so."""
 _FATAL = frozenset({"python-exception", "cpp-terminate", "nccl-abort", "fatal-python"})
 """Rows after which a process is gone, whether a launcher says so or not."""
 
@@ -26,7 +30,7 @@ _FATAL = frozenset({"python-exception", "cpp-terminate", "nccl-abort", "fatal-py
 def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.DataFrame:
     """The errors with `why`; those after which training went on are benign."""
     roles = errors.copy()
-    roles["why"] = ""
+    roles["why"], roles["went_on"] = "", 0
     work = work.dropna(subset=["step"])
     for file, unordered in work.groupby("file"):
         spots = np.flatnonzero((roles["file"] == file).to_numpy() & (roles["strength"] != int(Strength.SIGNAL)).to_numpy())
@@ -41,19 +45,44 @@ def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.Dat
         known = np.nan_to_num(stamps, nan=np.inf if np.isnan(stamps).all() else -np.inf)
         after = np.where(np.isnan(held), after, np.maximum(after, np.searchsorted(known, held)))
         went_on = _distinct_from(steps)[after]
+        roles.loc[roles.index[spots], "went_on"] = went_on
         for place, steps_after in zip(roles.index[spots], went_on.tolist(), strict=True):
             if steps_after >= _SURVIVED or (steps_after and ending.status == "completed"):
                 roles.loc[place, ["role", "why"]] = [Role.BENIGN.value, f"training went on: {count(steps_after, 'step line')} after it"]
+    _elsewhere(roles, work, ending)
     return roles
 
 
-def late_launches(roles: pd.DataFrame) -> None:
-    """What a job script could not start after the run had failed (`command not found` of its next line) is no cause: set its role to cascade."""
+def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
+    """Of kernel logs and the like: what training survived, and what came when the run had already ended, is benign.
+
+    Such a log may be in another zone than the job's; where the two differ by whole half hours, nothing is concluded from the order.
+    """
+    foreign = roles["name"].str.startswith(("kernel", "storage")) & roles["at_ns"].notna() & ~roles["file"].isin(work["file"])
+    if not foreign.any():
+        return
+    at = roles["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    steps = np.sort(work.dropna(subset=["start_ns"]).drop_duplicates("step")["start_ns"].to_numpy(dtype=np.int64))
+    ends = roles.loc[roles["code"].notna() & roles["at_ns"].notna(), "at_ns"]
+    over = float(ending.at_ns if ending.at_ns is not None else ends.min() if len(ends) else np.nan)
+    if np.isnan(over):
+        over = float(steps[-1]) if len(steps) else np.nan
+    off = (at - over) % _HALF_HOUR_NS
+    shifted = (np.abs(at - over) > _NEAR_NS) & (np.minimum(off, _HALF_HOUR_NS - off) <= _NEAR_NS)
+    went_on = len(steps) - np.searchsorted(steps, np.nan_to_num(at, nan=np.inf))
+    mine = foreign.to_numpy() & ~shifted
+    roles.loc[mine & (at > over + _NEAR_NS), ["role", "why"]] = [Role.BENIGN.value, "it came after the end"]
+    roles.loc[mine & (went_on >= _SURVIVED), ["role", "why"]] = [Role.BENIGN.value, "training went on after it"]
+
+
+def late_launches(roles: pd.DataFrame, work: pd.DataFrame) -> None:
+    """What could not be started after steps were made, or after the run had failed (`command not found` of the script's next line), is no cause."""
     begins = roles["role"] == Role.INITIATING.value
     launch = begins & (roles["category"] == "launch")
     others = roles[begins & ~launch & (roles["strength"] <= int(Strength.TIMEOUT))]
-    first = roles["file"].map(others.groupby("file")["line"].min())
-    roles.loc[launch & (roles["line"] > first).fillna(False), ["role", "why"]] = [Role.CASCADE.value, "it came after the failure"]
+    first = pd.concat([others.groupby("file")["line"].min(), work.dropna(subset=["step"]).groupby("file")["line"].min()]).groupby(level=0).min()
+    late = roles["line"] > roles["file"].map(first)
+    roles.loc[launch & late.fillna(False), ["role", "why"]] = [Role.CASCADE.value, "the run had started, or had failed, before"]
 
 
 def _distinct_from(steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -85,13 +114,14 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     rows = rows[rows["strength"] <= int(weakest)]
     if not len(rows):
         return None
-    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()})
+    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()}) + 0.5 * (rows["name"].isin(_WORDS) | (rows["went_on"] > 0))
     rows = rows[tier == tier.min()]
     several = len(set(rows["file"])) > 1
     if (rows["name"] == "child-root-cause").any():  # of its children an agent knows which one it saw first
         rows = rows[rows["name"] != "child-failed"]
     when = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    when = np.where(np.isnan(when), rows["since_ns"].to_numpy(dtype=float), when)
+    cause = (rows["strength"] == int(Strength.CAUSE)).to_numpy()  # without a time of its own: as early as may be, a symptom as late
+    when = np.where(np.isnan(when), np.where(cause, rows["since_ns"].to_numpy(dtype=float), rows["until_ns"].to_numpy(dtype=float)), when)
     ranked = rows.assign(_when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
     ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])

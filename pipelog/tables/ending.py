@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -20,7 +21,14 @@ _SCHEDULER = {
     "slurm-node-failure": ("failed", "hardware.node"),
     "k8s-deadline": ("time-limit", "scheduler.time-limit"),
     "k8s-preempted": ("preempted", "scheduler.preempted"),
+    "batch-time-limit": ("time-limit", "scheduler.time-limit"),
+    "batch-preempted": ("preempted", "scheduler.preempted"),
+    "batch-requeue": ("preempted", "scheduler.preempted"),
+    "batch-cancelled": ("cancelled", "scheduler.cancelled"),
+    "batch-node-failure": ("failed", "hardware.node"),
 }
+_LONG_AFTER = 20
+"""Steps after a scheduler's word from which on it was not this job's end: within the grace time a few may still be made."""
 _BY_HAND = re.compile(r"^KeyboardInterrupt")
 _STOPPED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|[\w.]*SignalException)")
 """Exceptions that a signal from outside raises."""
@@ -56,7 +64,7 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
     found = frame(
         rows,
         ("end", "error", "process", "step", "iteration"),
-        ("kind", "name", "attempt", "step", "value", "host", "stream", "file", "line", "text", "start_ns"),
+        ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
     found["order"] = found["file"].map(order).fillna(0)
@@ -70,8 +78,8 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     traces = rows[rows["kind"] == "error"]
     work = rows[rows["kind"].isin(["step", "iteration"])]
     uncaught = _after_work(traces, work, rows)
-    own = uncaught[~uncaught["text"].fillna("").str.match(_STOPPED.pattern)]
-    scheduler = ends[ends["name"].isin(_SCHEDULER)]
+    own = _of_its_own(uncaught)
+    scheduler = _not_survived(ends[ends["name"].isin(_SCHEDULER)], work)
     bad = ends[ends["name"].isin(["exit-code", "child-failed", "slurm-task", "k8s-failed"]) & ~(ends["value"] == 0)]
     done = ends[ends["name"] == "training-done"]
     if len(scheduler):
@@ -104,6 +112,25 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     if len(planned) and (planned["step"] >= planned["value"]).any():
         return _ending(number, "completed", planned.iloc[-1])
     return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
+
+
+def _of_its_own(uncaught: pd.DataFrame) -> pd.DataFrame:
+    """Without those that a signal from outside raised, and what was raised while one of them was handled (an emergency save that failed)."""
+    stopped = uncaught["text"].fillna("").str.match(_STOPPED.pattern)
+    chains = set(zip(uncaught.loc[stopped, "file"], uncaught.loc[stopped, "group"].dropna(), strict=False))
+    follows = [(f, g) in chains for f, g in zip(uncaught["file"], uncaught["group"], strict=True)]
+    return uncaught[~stopped & ~np.array(follows, dtype=bool)]
+
+
+def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
+    """A scheduler's lines after which no long row of steps stands in the same file."""
+    if not len(scheduler):
+        return scheduler
+    after = [
+        work.loc[(work["file"] == file) & (work["line"] > line), "step"].nunique()
+        for file, line in zip(scheduler["file"], scheduler["line"], strict=True)
+    ]
+    return scheduler[np.array(after) < _LONG_AFTER]
 
 
 def _stopped(number: int, uncaught: pd.DataFrame, signals: pd.DataFrame, bad: pd.DataFrame) -> Ending:

@@ -1,0 +1,128 @@
+"""Who began it: ranks, stages and hosts, from the first line, from what followed on the same process, and from those of which nothing is heard."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog._text import listed
+from pipelog.postmortem.case import Whom
+from pipelog.postmortem.hangs import Hang, silent_targets
+from pipelog.postmortem.kinds import Kind, Role, Strength
+from pipelog.tables import frame
+from pipelog.tables.topology import Topology
+
+_ENDS_OF_ITS_OWN = frozenset({"cuda-async", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
+"""What a process shows of a cause that another line names: a broken device, a kill by the kernel, an assertion on the GPU."""
+_MOST_NAMED = 4
+
+
+def whom_of(
+    roles: pd.DataFrame,
+    same: pd.DataFrame,
+    kind: Kind,
+    hang: Hang | None,
+    heard: frozenset[int],
+    placed: pa.Table,
+    topology: Topology,
+) -> tuple[Whom, list[int]]:
+    """Who began it, and the places of the lines that show it."""
+    lines = list(same.index)
+    if kind.category == "hang":
+        ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
+        lines = list(hang.lines) if hang is not None and hang.lines else lines
+        return Whom(ranks, stages_of(ranks, same, topology), hosts_of(ranks, same, topology) if ranks else (), why), lines
+    ranks, why = () if kind.job or kind.strength is Strength.ECHO else ranks_of(same), ""
+    if kind.name == "rendezvous":
+        ranks, why = _never_came(placed, topology)
+    elif not ranks and not kind.job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
+        echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
+        ranks, complaining, shown = silent_targets(echoes, heard, topology)
+        ranks = ranks or _only_silent(roles, complaining, heard, topology)
+        why = _lost(ranks, complaining)
+        lines += [place for place in shown or tuple(echoes.index) if place not in lines]
+    if not ranks and not kind.job:
+        tasks = _by_task(roles, same)
+        told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
+        ranks, lines = ranks_of(told), [*lines, *told.index]
+    hosts = hosts_of(ranks, same, topology)
+    if not ranks and not kind.job:
+        ranks, hosts = _by_exit(roles, hosts)
+        hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)
+    labels = {w for w in same["label"] if isinstance(w, str)}
+    return Whom(ranks, stages_of(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
+
+
+def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:
+    """The one rank of which nothing is heard while all others lost a peer, where the output of all is among the files."""
+    world = {int(r) for r in topology.ranks["rank"]} if len(topology.ranks) else set()
+    own = roles[~roles["role"].isin([Role.TEARDOWN.value, Role.BENIGN.value])]
+    silent = world - set(complaining) - set(own["rank"].dropna().astype(int))
+    return tuple(silent) if complaining and len(silent) == 1 and world <= heard else ()
+
+
+def _lost(ranks: tuple[int, ...], complaining: tuple[int, ...]) -> str:
+    if not complaining:
+        return ""
+    it, they = ("them", "they") if len(ranks) > 1 else ("it", "it")
+    return f"rank{'s' if len(complaining) > 1 else ''} {listed(complaining)} lost {it}" + (f", and {they} said nothing" if ranks else "")
+
+
+def ranks_of(rows: pd.DataFrame) -> tuple[int, ...]:
+    """Ranks that the rows name."""
+    return tuple(sorted(set(rows["rank"].dropna().astype(int))))
+
+
+def stages_of(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
+    """Stages of the ranks, else of the rows; none where no rank is named."""
+    found = {s for r in ranks if (s := topology.stage_of(r)) is not None} or set(rows["stage"].dropna().astype(int))
+    return tuple(sorted(found)) if ranks else ()
+
+
+def hosts_of(ranks: tuple[int, ...], rows: pd.DataFrame, topology: Topology) -> tuple[str, ...]:
+    """Hosts of the ranks, else of the rows."""
+    found = {h for r in ranks if (h := topology.host_of(r)) is not None}
+    return tuple(sorted(found or {h for h in rows["host"] if isinstance(h, str)}))
+
+
+def _by_task(roles: pd.DataFrame, same: pd.DataFrame) -> pd.DataFrame:
+    """srun's lines of the same kind on the same host, with the task: the daemon of a node words a kill without it."""
+    hosts = set(same["host"].dropna())
+    mine = roles[(roles["name"] == "slurm-task") & roles["error"].isin(same["error"]) & (roles["role"] != Role.BENIGN.value)]
+    return mine[mine["host"].isin(hosts) & mine["rank"].notna()] if len(hosts) == 1 else mine.iloc[:0]
+
+
+def _as_seen_by_the_process(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, topology: Topology) -> pd.DataFrame:
+    """Lines in which ranks that are known say what became of them, where the first line (of the kernel, of a device) names no rank.
+
+    Those of the same category, and the ends that such a cause has: an assertion in a kernel makes the next CUDA call of the process fail. What
+    others notice does not count. Where every rank was hit, or the hosts do not agree, none is named.
+    """
+    hosts, first = set(same["host"].dropna()), same.iloc[0]
+    own = (roles["category"] == kind.category) | roles["error"].isin(_ENDS_OF_ITS_OWN if kind.strength is Strength.CAUSE else ())
+    mine = roles[own & roles["rank"].notna() & ~roles["role"].isin([Role.TEARDOWN.value, Role.BENIGN.value]) & (roles["error"] != "left-with-code")]
+    mine = mine[(mine["file"] != first["file"]) | (mine["line"] >= first["line"])]
+    if len(hosts) == 1:
+        mine = mine[mine["host"].isna() | mine["host"].isin(hosts)]
+    named = set(mine["rank"].astype(int))
+    return mine.drop_duplicates("rank") if len(named) < (topology.world_size or len(named) + 1) and len(named) <= _MOST_NAMED else mine.iloc[:0]
+
+
+def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told."""
+    own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
+    own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
+    ranks = set(own["rank"].dropna().astype(int))
+    named = {h for h in own["host"] if isinstance(h, str)}
+    return (tuple(ranks) if len(ranks) == 1 and len(own["line"].unique()) == 1 else ()), (tuple(named) if len(named) == 1 else hosts)
+
+
+def _never_came(placed: pa.Table, topology: Topology) -> tuple[tuple[int, ...], str]:
+    """Ranks that did not join the store-based barrier, where those that did are all known."""
+    waits = frame(placed, ("error",), ("name", "rank", "value")).query("name == 'store-wait'")
+    came = set(waits["rank"].dropna().astype(int))
+    joined = waits["value"].dropna()
+    world = topology.world_size
+    if not world or not len(joined) or len(came) != int(joined.max()) or len(came) >= world:
+        return (), ""
+    return tuple(r for r in range(world) if r not in came), f"{len(came)} of {world} joined"
