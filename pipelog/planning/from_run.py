@@ -107,6 +107,8 @@ def _costs(document: dict[str, Any]) -> tuple[Costs, float]:
     if slow:
         raise CannotTell(f"{slow[0]['title']}: until that is mended, what its replica needs is not what the others need")
     busy = [float(stages[s]["busy_s"]) * 1e9 for s in range(p)]
+    if not all(0 < b < math.inf and 0 <= stages[s]["bubble"] < 1 for s, b in enumerate(busy)):
+        raise ValueError("per_stage holds no shares and times")
     length = float(np.median([b / (1 - float(stages[s]["bubble"])) for s, b in enumerate(busy)]))
     split = _split(document.get("charts", {}).get("timeline"), p)
     forward = [b / m * f for b, f in zip(busy, split, strict=True)]
@@ -121,6 +123,8 @@ def _costs(document: dict[str, Any]) -> tuple[Costs, float]:
         _layers(shape, p),
     )
     error = phase(made, "1f1b", m).phase_ns / length - 1
+    if not math.isfinite(error):
+        raise ValueError("links or timeline hold what is no number")
     if abs(error) > MOST_ERROR:
         raise CannotTell(f"{off(error)}, more than {percent(MOST_ERROR)}: {_lost(metrics)}")
     return replace(made, stretch=1 / (1 + error)), error
@@ -172,6 +176,8 @@ def _memory(document: dict[str, Any]) -> Memory:
         raise CannotTell("the run shows no memory by stage")
     if not (p and m and micro and len(rows) == p):
         raise CannotTell("the run does not tell its stages, micro-batches and their size, or not the memory of every stage")
+    if not all(type(r["peak_bytes"]) is int and r["peak_bytes"] > 0 for r in rows):
+        raise ValueError("peak_bytes are no bytes")
     numbers = list(range(p))
     frame = pd.DataFrame(
         {"rank": numbers, "stage": [r["stage"] for r in rows], "max_allocated": [r["peak_bytes"] for r in rows], "file": "report.json", "line": 1}
