@@ -113,10 +113,10 @@ def _block(parser: BlockParser, chunk: Chunk, found: Found, i: int, limit: int, 
     newline = len(chunk.data) if newline < 0 else newline
     raw = chunk.data[int(found.line_start[i]) : start]
     before = heads.without_bar(heads.clean_line(raw[raw.rfind(b"\r") + 1 :]))
-    who, end = prefix.writer(before)
+    *_, (who, own) = prefix.writers(before)
     first = heads.clean_line(chunk.data[start : min(newline, limit)].partition(b"\r")[0])
     number = int(chunk.first + found.line[i])
-    return Block(first, head, number, lines.of(who, number, parser.most - 1), before=before[end:]), who
+    return Block(heads.untorn(first), head, number, lines.of(who, number, parser.most - 1), before=own), who
 
 
 class _Lines:
@@ -147,10 +147,10 @@ class _Lines:
         before = self._reached
         for number, raw in itertools.islice(self._source, 64):
             text = heads.clean_line(raw)
-            who, end = self._prefix.writer(text)
-            numbers, texts = self._of.setdefault(who, ([], []))
-            numbers.append(number)
-            texts.append(text[end:])
+            for who, own in self._prefix.writers(text):
+                numbers, texts = self._of.setdefault(who, ([], []))
+                numbers.append(number)
+                texts.append(own)
             self._reached = number
         return self._reached > before
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ _CERTAIN = (  # (name, expression, share of lines from which on it belongs to th
     ("pod", r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\] ", 0.2),  # kubectl logs --prefix
     ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
     ("sagemaker", r"\[\d+,mpirank:(?P<task>\d+),(?P<host>[^\]\s]+)\]<std(?:out|err)>: ?", 0.2),
-    ("ray", r"\((?P<pod>\w[^()]{0,80}? pid=\d+(?:, ip=[\d.]+)?)\) ", 0.2),
+    ("ray", r"\((?P<actor>\w[^()]{0,80}? pid=\d+(?:, ip=(?P<host>[\d.]+))?)\) ", 0.2),  # without an address: on the driver's own host
     ("syslog", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
     ("ts", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) ", 0.6),  # moreutils
 )
@@ -45,6 +46,10 @@ _NOT_HOSTS = re.compile(
     r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
+_GLUED = re.compile(r"(?<=[^\s\"'`(\[])\[rank(?P<rank>\d+)\]: ")
+"""The same in the middle of a line, right behind what another rank has not ended."""
+_BEHIND = r"^.*[^\s\"'`(\[]\[rank(?P<rank>\d{1,9})\]: "
+"""A head in which such a one stands: the last is the writer's."""
 _COLOURS = rf"(?:{ANSI})*"
 
 _LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \[[^\]]*\] (?:\[Rank (?P<rank>-?\d{1,9})\] )?"
@@ -62,7 +67,7 @@ class Prefix:
     found: tuple[str, ...]
 
     def writer(self, line: str) -> tuple[tuple[str | None, ...], int]:
-        """(whose line it is, as far as its prefix says: rank, local rank, task, host, pod; where its own text begins)."""
+        """(whose line it is, as far as its prefix says: rank, local rank, task, host, pod, actor; where its own text begins)."""
         pattern, names = _compiled(self.expression)
         match = pattern.match(line)
         if match is None:
@@ -70,11 +75,20 @@ class Prefix:
         who = match.group(*names) if names else ()
         return (who if isinstance(who, tuple) else (who,)), match.end()
 
+    def writers(self, line: str) -> Iterator[tuple[tuple[str | None, ...], str]]:
+        """(whose text it is, the text without its prefix) of a line: several where ranks that write at once tore one another's lines."""
+        who, begin = self.writer(line)
+        if "[rank" in line[begin:]:
+            for glued in _GLUED.finditer(line, begin):
+                yield who, line[begin : glued.start()]
+                who, begin = (glued["rank"], *who[1:]), glued.end()
+        yield who, line[begin:]
+
 
 @functools.cache
 def _compiled(expression: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
     pattern = re.compile(expression)
-    return pattern, tuple(name for name in ("rank", "local", "task", "host", "pod") if name in pattern.groupindex)
+    return pattern, tuple(name for name in ("rank", "local", "task", "host", "pod", "actor") if name in pattern.groupindex)
 
 
 def prefix(sample: bytes) -> Prefix:
@@ -180,6 +194,11 @@ def without_bars(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, _BAR, "") if pc.any(pc.match_substring(texts, "%|")).as_py() else texts
 
 
+def untorn(text: str) -> str:
+    """*text* up to where another rank's begins."""
+    return text[: glued.start()] if "[rank" in text and (glued := _GLUED.search(text)) else text
+
+
 def without(lines: pa.Array, of_line: Prefix) -> pa.Array:
     """*lines* without the launcher's prefix."""
     return pc.replace_substring_regex(lines, of_line.expression, "")
@@ -218,6 +237,10 @@ def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bo
     columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
     if has_prefix:
         _launcher(columns, heads.take(pa.array(first)), of_line)
+    torn = pc.match_substring_regex(heads, _BEHIND)
+    if pc.any(torn).as_py():
+        glued = _filled(pc.extract_regex(pc.if_else(torn, heads, None), _BEHIND).field("rank")).cast(pa.int32())
+        columns["rank"] = pc.coalesce(glued, columns["rank"])
     return columns
 
 
