@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelog.events import Input
 from pipelog.tables.topology import Topology
 from tests.making import Row, Trace, fact, of_traces, tables, topology_map
 
@@ -205,9 +206,9 @@ def test_hosts_from_the_launcher_s_map_and_from_prefixes() -> None:
     assert [found.host_of(r) for r in range(4)] == ["node-0", "node-0", "node-1", "node-9"]
 
 
-def labelled(labels: list[str], shape_rows: list[Row]) -> list[int | None]:
+def labelled(labels: list[str], shape_rows: list[Row], **more: Any) -> list[int | None]:
     """Ranks that rows with these labels get."""
-    made = tables([*shape_rows, *({"kind": "memory", "name": "allocated", "label": w} for w in labels)])["placed"]
+    made = tables([*shape_rows, *({"kind": "memory", "name": "allocated", "label": w} for w in labels)], **more)["placed"]
     kinds = made.column("kind").to_pylist()
     return [r for k, r in zip(kinds, made.column("rank").to_pylist(), strict=True) if k == "memory"]
 
@@ -232,6 +233,26 @@ def test_tasks_that_srun_lists_count() -> None:
 
 def test_tasks_that_are_nodes_stay_unknown() -> None:
     assert labelled(["task 0", "task 1"], topology_map(4, 2)) == [None, None]
+
+
+MPIRUN = {"inputs": [Input("train.log", "log", 1, notes={"prefixes": ["mpi"]})]}
+
+
+def test_tasks_of_mpirun_are_ranks_though_few_of_them_speak() -> None:
+    assert labelled(["task 0", "task 5"], topology_map(4, 2), **MPIRUN) == [0, 5]
+    assert labelled(["task 0", "task 8"], topology_map(4, 2), **MPIRUN) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param({"kind": "start", "name": "torchrun"}, id="torchrun"),
+        pytest.param({"kind": "process", "name": "spawned", "value": 100.0}, id="deepspeed"),
+        pytest.param({"kind": "error", "name": "python-exception", "rank": 5, "label": "task 1"}, id="another-rank"),
+    ],
+)
+def test_tasks_of_mpirun_that_are_nodes_stay_unknown(row: Row) -> None:
+    assert labelled(["task 0", "task 1"], [*topology_map(4, 2), row], **MPIRUN) == [None, None]
 
 
 def test_rows_get_stage_replica_tensor_and_host_of_their_rank() -> None:

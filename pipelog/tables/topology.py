@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.events import WORD
+from pipelog.events import WORD, Input
 from pipelog.tables import frame, table
 
 
@@ -311,20 +311,20 @@ def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
     return stages.reset_index()
 
 
-@table("placed", needs=("here", "topology"))
-def placed(here: pa.Table, topology: Topology) -> pa.Table:
+@table("placed", needs=("here", "topology", "inputs"))
+def placed(here: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table:
     """The rows of the attempt with rank (from the launcher's label), stage, replica, tensor and host filled in from the topology."""
-    return _placed(here, topology)
+    return _placed(here, topology, inputs)
 
 
-@table("all_placed", needs=("rows", "topology"))
-def all_placed(rows: pa.Table, topology: Topology) -> pa.Table:
+@table("all_placed", needs=("rows", "topology", "inputs"))
+def all_placed(rows: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table:
     """The rows of all attempts, placed alike: what `pipelog events` writes."""
-    return _placed(rows, topology)
+    return _placed(rows, topology, inputs)
 
 
-def _placed(rows: pa.Table, topology: Topology) -> pa.Table:
-    rank = _labelled(rows, topology)
+def _placed(rows: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table:
+    rank = _labelled(rows, topology, mpi=any("mpi" in i.notes.get("prefixes", ()) for i in inputs))
     out = rows.set_column(rows.schema.get_field_index("rank"), rows.schema.field("rank"), rank)
     if not len(topology.ranks):
         return out
@@ -346,11 +346,12 @@ def _placed(rows: pa.Table, topology: Topology) -> pa.Table:
     return out.set_column(out.schema.get_field_index("host"), out.schema.field("host"), filled.cast(WORD))
 
 
-def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
+def _labelled(here: pa.Table, topology: Topology, *, mpi: bool) -> pa.ChunkedArray:
     """The rank column, filled from `local 3` and `task 3` where these can be told.
 
     A local rank is the global one on a single host; with the launcher's map it is host and local rank together. A task is a rank
-    where there are as many tasks as ranks; one task may also be a whole node's launcher.
+    where there are as many tasks as ranks; one task may also be a whole node's launcher. mpi: the tasks are mpirun's, and are
+    ranks also where few of them say anything, if nobody else starts processes.
     """
     rank, label = here.column("rank"), here.column("label")
     labels = [w for w in pa.compute.unique(label.cast(pa.string())).to_pylist() if w]
@@ -361,7 +362,7 @@ def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
     named = {number for w in labels if w.startswith("task ") for number in _numbers(w[5:], world)}
     locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ") and w[6:].isdecimal()}
     known: dict[str, int] = {}
-    if named == set(range(world)):
+    if named == set(range(world)) or (mpi and tasks and max(named) < world and _is_only_launcher(here, tasks)):
         known |= tasks
     if locals_ and max(locals_.values()) + 1 == world:
         known |= locals_
@@ -371,6 +372,19 @@ def _labelled(here: pa.Table, topology: Topology) -> pa.ChunkedArray:
     numbers = pa.array(list(known.values()), pa.int32())
     found = numbers.take(pa.compute.index_in(label.cast(pa.string()), words))
     return pa.compute.coalesce(rank, found)
+
+
+_STARTS_OTHERS = frozenset({"spawned", "node", "torchrun", "restart", "child-failed"})
+
+
+def _is_only_launcher(here: pa.Table, tasks: dict[str, int]) -> bool:
+    """Whether no launcher within a task starts processes, and no error of a task names another rank than its own."""
+    names = pa.compute.unique(here.column("name").cast(pa.string())).to_pylist()
+    if not _STARTS_OTHERS.isdisjoint(names):
+        return False
+    errors = frame(here, ("error",), ("rank", "label")).dropna()
+    numbers = errors["label"].map(tasks)
+    return bool((numbers.isna() | (numbers == errors["rank"])).all())
 
 
 def _numbers(listed: str, most: int) -> set[int]:
