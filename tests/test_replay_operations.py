@@ -43,7 +43,7 @@ def job() -> Operations:
 def test_every_row_is_read() -> None:
     events = pipelog.read(SET / "trace-ST.parquet", jobs=1)
     (file,) = events.inputs
-    assert (file.kind, file.events, file.skipped) == ("trace", 6784, [])
+    assert (file.kind, file.events, file.skipped) == ("trace", 6784 + 1, [])
     rows = (
         events.table.select(["name", "stage", "replica", "rank", "step", "micro_batch", "start_ns", "dur_ns", "value", "line"])
         .slice(0, 1)
@@ -83,6 +83,24 @@ def test_slowdown_of_each_part_is_the_reference(job: Operations, of: str, key: s
 def test_the_last_stage_is_the_cause(job: Operations) -> None:
     effects = of_operations(job).effects
     assert effects[effects["of"] == "stage"].sort_values("cost")["stage"].iloc[-1] == 3
+
+
+def test_the_report_says_what_the_source_says() -> None:
+    """Stage 3 is the cause; no worker is. 2.2144 s is the mean step, the median lies beside it; busy and phase by hand from the rows of step 23."""
+    report = pipelog.diagnose(pipelog.read(SET, jobs=1))
+    found = {f.name: f for f in report.findings}
+    assert found["stage-imbalance"].where.stages == (3,)
+    assert "straggler-rank" not in found
+    assert (report.topology["pp"], report.topology["tp"], report.config["micro_batches"]) == (4, None, 4)
+    assert report.metrics["step_time_s"]["median"] == pytest.approx(2.2144, rel=0.005)
+    assert report.metrics["replay"]["slowdown"] == pytest.approx(EXPECTED["S"], rel=0.002)
+    assert report.metrics["replay"]["file"] == "trace-ST.parquet"
+    assert report.metrics["what_if"] == []
+    raw = pq.read_table(SET / "trace-ST.parquet").to_pandas()
+    raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": float, "duration": float})
+    phase = raw.groupby(["step", "dp_rank"]).apply(lambda r: (r["start_ts"] + r["duration"]).max() - r["start_ts"].min(), include_groups=False)
+    busy = raw.groupby(["step", "dp_rank"])["duration"].sum() / 4
+    assert report.metrics["bubble"]["measured"] == pytest.approx((1 - busy / phase).groupby("step").mean().median(), abs=1e-4)
 
 
 # ---- made ones
@@ -157,12 +175,35 @@ def test_rows_without_a_time_are_listed_and_words_are_no_numbers(tmp_path: Path)
     rows[3] = (*rows[3][:5], -1.0, 0)
     pq.write_table(table(rows), tmp_path / "ops.parquet")
     (file,) = pipelog.read(tmp_path, jobs=1).inputs
-    assert (file.events, [s.why for s in file.skipped]) == (6, ["2 rows without a step, a place or a time"])
+    assert (file.events, [s.why for s in file.skipped]) == (6 + 1, ["2 rows without a step, a place or a time"])
     words = table(two_stages()).set_column(4, "start_ts", pa.array(["soon"] * 8))
     pq.write_table(words, tmp_path / "ops.parquet")
     (file,) = pipelog.read(tmp_path, jobs=1).inputs
     assert file.events == 0
     assert "cannot be decoded" in file.skipped[0].why
+
+
+def test_steps_and_stages_are_those_of_the_rows(tmp_path: Path) -> None:
+    """Two steps of 6.5 s; forward 1 s and backward 2 s a stage, so half a bubble and more."""
+    pq.write_table(table([*two_stages(), *two_stages(step=4)]), tmp_path / "ops.parquet")
+    tables = Tables(pipelog.read(tmp_path, jobs=1))
+    rows = tables["stage_time"]
+    assert rows[["step", "stage", "busy_ns", "forward_ns", "micro_batches", "complete"]].values.tolist() == [
+        [step, stage, 3_000_000_000, 1_000_000_000, 1, True] for step in (1, 4) for stage in (0, 1)
+    ]
+    assert set(rows["phase_ns"]) == {6_500_000_000}
+    steps = tables["steps"]
+    assert (steps.source, steps.rows["step"].tolist(), set(steps.rows["dur_ns"])) == ("operations", [1, 4], {6_500_000_000})
+    assert tables["config"].micro_batches == 1
+
+
+def test_tables_of_two_jobs_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pq.write_table(table(two_stages()), tmp_path / f"{name}.parquet")
+    tables = Tables(pipelog.read(tmp_path, jobs=1))
+    assert [j.file for j in tables["operations"]] == ["a.parquet", "b.parquet"]
+    with pytest.raises(CannotTell, match="2 tables of operations"):
+        tables["operation_time"]
 
 
 def test_without_such_a_table_nothing_is_told() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelog.events import WORD, Input, Skipped, conform, constant
+from pipelog.events import WORD, Input, Skipped, conform, constant, join
 from pipelog.reading.files import Source
 
 _NEEDED = ("step", "stage", "dp_rank", "optype", "start_ts", "duration")
@@ -53,9 +53,20 @@ def read_operations(source: Source) -> tuple[pa.Table, Input]:
         columns[name] = pa.array(np.round(seconds.to_numpy(zero_copy_only=False) * 1e9).astype(np.int64))
     words = {"kind": "operation", "clock": "step", "file": source.shown}
     table = conform(pa.table(columns | {name: constant(word, WORD, n) for name, word in words.items()}))
+    if n:
+        table = join([table, _stages(columns, source.shown)])
     lost = raw.num_rows - n
     skipped = [Skipped(None, f"{lost} rows without a step, a place or a time")] if lost else []
-    return table, Input(source.shown, "trace", source.bytes, n, skipped, {"trace_events": raw.num_rows})
+    return table, Input(source.shown, "trace", source.bytes, table.num_rows, skipped, {"trace_events": raw.num_rows})
+
+
+def _stages(columns: dict[str, pa.Array], file: str) -> pa.Table:
+    """A fact: how many stages the rows name, with the first row of the last one. A worker may stand for many ranks, so no more is known."""
+    numbers = columns["stage"].to_numpy(zero_copy_only=False)
+    most = int(numbers.max())
+    line = int(columns["line"][int((numbers == most).argmax())].as_py())
+    words = {"kind": "fact", "name": "topology.pp", "value": float(most + 1), "text": str(most + 1)}
+    return conform(pa.Table.from_pylist([words | {"file": file, "line": line}]))
 
 
 def _columns(raw: pa.Table) -> dict[str, pa.Array]:

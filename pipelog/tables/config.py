@@ -84,6 +84,8 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
     _derive(known, topology)
     if known.micro_batches is None and any(i.kind == "trace" for i in inputs):
         _count(known, tables["instructions"])
+    if known.micro_batches is None and (told := tables.get("operation_time")) is not None:
+        _count_passes(known, told)
     if known.micro_batches is None:
         _default(known, facts, inputs, topology)
     if topology.pp and topology.pp > 1:
@@ -137,6 +139,16 @@ def _count(known: Config, instructions: pd.DataFrame) -> None:
         known.micro_batches = int(counts[0])
         known.said["micro_batches"] = Said(
             known.micro_batches, str(forward["file"].iloc[0]), int(forward["line"].iloc[0]), "forward passes a step in the traces"
+        )
+
+
+def _count_passes(known: Config, operation_time: pd.DataFrame) -> None:
+    """M from a table of operations, where all workers and steps agree."""
+    row = operation_time.iloc[0]
+    if (operation_time["micro_batches"] == row["micro_batches"]).all() and row["micro_batches"] > 0:
+        known.micro_batches = int(row["micro_batches"])
+        known.said["micro_batches"] = Said(
+            known.micro_batches, str(row["file"]), int(row["line"]), "forward passes a step in the table of operations"
         )
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipelog.tables import CannotTell, table, union_ns
+from pipelog.tables import CannotTell, Tables, table, union_ns
 from pipelog.tables.clock import Clocks
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
 from pipelog.tables.topology import Topology
 
 
-@table("stage_time", needs=("instructions", "host_traces", "device_traces", "clocks", "topology"))
+@table("stage_time", needs=("instructions", "host_traces", "device_traces", "clocks", "topology", "tables"))
 def stage_time(
-    instructions: pd.DataFrame, host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks, topology: Topology
+    instructions: pd.DataFrame,
+    host_traces: list[HostTrace],
+    device_traces: dict[str, DeviceTrace],
+    clocks: Clocks,
+    topology: Topology,
+    tables: Tables,
 ) -> pd.DataFrame:
     """One row a step and rank: step, replica, stage, rank, busy_ns, forward_ns, backward_ns, recompute_ns, load_ns, micro_batches,
     start_ns (first forward), end_ns (last backward), first_ns (first instruction), step_start_ns, step_end_ns, phase_start_ns, phase_ns, complete, file, line.
@@ -22,8 +27,10 @@ def stage_time(
     busy: union of the extents of forward and backward passes (recomputation is inside the latter), never a sum. Times are on the
     reference clock. The phase of a replica in a step runs from its first forward to its last backward over its stages; where some
     stages were not recorded it is that of stage 0, which begins first and ends last under 1F1B, and null without stage 0.
-    complete: all stages of the replica were recorded in this step, on one clock.
+    complete: all stages of the replica were recorded in this step, on one clock. Without traces of a pipeline, of a table of operations.
     """
+    if not len(instructions) and (told := tables.get("operation_time")) is not None:
+        return told
     if not len(instructions):
         raise CannotTell("no trace shows the passes of a stage: record torch profiler traces of every rank (CPU activities, with_stack=True is best)")
     _check(host_traces, device_traces, topology)

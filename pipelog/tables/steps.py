@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.tables import frame, table
+from pipelog.tables import Tables, frame, table
 from pipelog.tables.config import Config
 
 _PREFERENCE = ("deepspeed", "neox", "megatron", "hf", "trace")
@@ -31,11 +31,11 @@ class Steps:
     def measured(self) -> pd.DataFrame:
         """The intervals without the first printed one, which holds warm-up, where there are others."""
         good = self.rows.dropna(subset=["dur_ns"])
-        return good.iloc[1:] if len(good) > 1 and self.source != "trace" else good
+        return good.iloc[1:] if len(good) > 1 and self.source not in ("trace", "operations") else good
 
 
-@table("steps", needs=("placed", "config", "facts"))
-def steps(placed: pa.Table, config: Config, facts: pd.DataFrame) -> Steps:
+@table("steps", needs=("placed", "config", "facts", "tables"))
+def steps(placed: pa.Table, config: Config, facts: pd.DataFrame, tables: Tables) -> Steps:
     """The intervals of the best source; `steps` is the distance to the line before, or steps_per_print for the first.
 
     After a resume at a step that is no multiple of steps_per_print the first interval is shorter, but its time is divided by
@@ -46,7 +46,7 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame) -> Steps:
     rows = rows.dropna(subset=["step"])
     source = next((name for name in _PREFERENCE if (rows["name"] == name).any()), None)
     if source is None:
-        return _from_traces(placed)
+        return _from_traces(placed, tables.get("operation_time"))
     mine = rows[rows["name"] == source].sort_values(["step", "file", "line"], kind="stable")
     mine = mine.drop_duplicates(["step", "dur_ns"]).drop_duplicates("step", keep="last").reset_index(drop=True)
     number = mine["step"].astype("int64")
@@ -70,10 +70,14 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame) -> Steps:
     return Steps(mine.drop(columns="name"), source, correction, printed)
 
 
-def _from_traces(placed: pa.Table) -> Steps:
-    """Without any step line: ProfilerStep#N of the traces, which is DeepSpeed's step N + 1; the longest rank counts."""
+def _from_traces(placed: pa.Table, operations: pd.DataFrame | None) -> Steps:
+    """Without any step line: ProfilerStep#N of the traces, which is DeepSpeed's step N + 1, the longest rank; else the steps of a table of operations."""
     rows = frame(placed, ("profiler_step",), ("rank", "value", "dur_ns", "file", "line"))
     columns = ["rank", "step", "steps", "dur_ns", "start_ns", "file", "line"]
+    if not len(rows) and operations is not None:
+        each = operations.drop_duplicates("step").sort_values("step").reset_index(drop=True)
+        best = each[["rank", "step", "file", "line"]].assign(steps=1, dur_ns=each["step_end_ns"] - each["step_start_ns"], start_ns=pd.NA)
+        return Steps(best[columns], "operations", None, best[columns])
     if not len(rows):
         empty = pd.DataFrame({c: pd.Series(dtype="object" if c == "file" else "Int64") for c in columns})
         return Steps(empty, None, None, empty)
