@@ -14,7 +14,7 @@ from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.kinds import KINDS, Role, Strength
-from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, primary_of, survived
+from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
@@ -69,6 +69,7 @@ def death(
     work = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line", "start_ns", "clock"))
     roles = survived(errors, work, ending)
     late_launches(roles, work)
+    of_other_hosts(roles, topology)
     if ending.status == "completed":
         roles["role"], roles["why"] = Role.BENIGN.value, "the run came to its end"
         return Death(chosen, "completed", roles=roles)

@@ -43,10 +43,8 @@ _FINE = frozenset({"exit-success", "training-done", "script-done", "exiting"})
 _COPIES = ("level", "bare-exception", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""
 _CODES = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
-_HALF_YEAR_NS = 183 * 86400 * 10**9
 _ZONES_NS = 26 * 3600 * 10**9
 """Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
-_YEAR_NS = 365 * 86400 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def _causes(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each chain the exception that tells most: the first that means something by itself, else the first; `shown_line` is that of the last."""
     chained = rows["chain"].notna()
     mine = rows[chained].sort_values(["file", "chain", "place"], kind="stable")
-    vague = mine["error"].map({k.name: k.first >= _VAGUE for k in KINDS.values()})
+    vague = mine["error"].map({k.name: k.first >= _VAGUE or k.role is Role.TEARDOWN for k in KINDS.values()})
     best = mine.assign(_vague=vague).sort_values(["file", "chain", "_vague", "place"], kind="stable").drop_duplicates(["file", "chain"]).index
     last = mine.groupby(["file", "chain"])["line"].max()
     rows["shown_line"] = [last.get((f, c), n) if isinstance(c, str) else n for f, c, n in zip(rows["file"], rows["chain"], rows["line"], strict=True)]
@@ -149,13 +147,9 @@ def _times(rows: pd.DataFrame, placed: pa.Table) -> None:
     at = rows["start_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
     yearless = (rows["clock"] == "log-yearless").to_numpy()
     if middle is not None:
-        years = np.round((middle - at) / _YEAR_NS * 365 / 365.2425)
         begin = pd.to_datetime(pd.Series(np.where(yearless, at, 0)), unit="ns")
         shifted = [_with_year(b, middle) if y and not np.isnan(a) else a for b, y, a in zip(begin, yearless, at, strict=True)]
         at = np.where(yearless, np.array(shifted, float), at)
-        del years
-    else:
-        at = np.where(yearless, at, at)  # without any year they can still be compared with one another
     rows["at_ns"] = pd.array(np.where(np.isnan(at), 0, at).astype(np.int64), dtype="Int64")
     rows.loc[np.isnan(at), "at_ns"] = pd.NA
     since, until = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
@@ -222,7 +216,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
             continue
         if isinstance(label, str) and (host, label) in local:
             whose[i] = local[host, label]
-        elif name in ("nccl-warn", "killed", "kernel-oom") and not pd.isna(value):
+        elif name in ("nccl-warn", "killed", "kernel-oom", "kernel-segfault") and not pd.isna(value):
             whose[i] = pids.get((host, int(value)), bare.get(int(value), of_pid.get((host, int(value)))))
         elif (gpu := _GPU.search(text)) and isinstance(host, str):
             whose[i] = local.get((host, f"local {gpu.group(1)}"))

@@ -13,6 +13,7 @@ from pipelog._text import count
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.wording import filled
 from pipelog.tables.ending import Ending
+from pipelog.tables.topology import Topology
 
 _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 1, Strength.TIMEOUT: 1, Strength.ECHO: 2, Strength.WORD: 3}
 """Within a tier the earliest decides: a signal before a timeout is its cause, one after it its consequence."""
@@ -73,6 +74,21 @@ def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
     mine = foreign.to_numpy() & ~shifted
     roles.loc[mine & (at > over + _NEAR_NS), ["role", "why"]] = [Role.BENIGN.value, "it came after the end"]
     roles.loc[mine & (went_on >= _SURVIVED), ["role", "why"]] = [Role.BENIGN.value, "training went on after it"]
+
+
+def of_other_hosts(roles: pd.DataFrame, topology: Topology) -> None:
+    """What the kernel of a host says on which no rank of the job runs is benign. Full names and short ones are the same host."""
+    known = {_short(h) for h in topology.ranks["host"] if isinstance(h, str)} if len(topology.ranks) else set()
+    if not known or topology.ranks["host"].isna().any() or known & {"localhost", "127"}:
+        return
+    away = roles["name"].str.startswith(("kernel", "storage")) & roles["host"].map(lambda h: isinstance(h, str) and _short(h) not in known).astype(
+        bool
+    )
+    roles.loc[away, ["role", "why"]] = [Role.BENIGN.value, "no rank of the job runs on that host"]
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
 
 
 def late_launches(roles: pd.DataFrame, work: pd.DataFrame) -> None:

@@ -41,7 +41,7 @@ def whom_of(
         ranks = ranks or _only_silent(roles, complaining, heard, topology)
         why = _lost(ranks, complaining)
         lines += [place for place in shown or tuple(echoes.index) if place not in lines]
-    if not ranks and not kind.job:
+    if not ranks and not kind.job and kind.strength is not Strength.ECHO:
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]

@@ -100,7 +100,8 @@ def rendezvous(case: Case) -> Iterator[Advice]:
     category="launch",
     pattern=r"(?i)hostfile is (?:empty|not formatted)|not found in hostfile|no GPU resources available|launcher '\w+' not installed|command not found|can't open file|Host key verification failed"
     r"|Permission denied \(publickey|Could not resolve hostname|ssh: connect to host|ORTE was unable|unable to reliably start|No such file or directory: '(?:numactl|ssh|pdsh|mpirun|srun|ninja)'"
-    r"|(?:kex|ssh)_exchange_identification|exec format error|container (?:creation|start) failed|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon",
+    r"|(?:kex|ssh)_exchange_identification|exec format error|container (?:creation|start) failed|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon"
+    r"|not reachable via ssh|Command 'ssh .*returned non-zero|(?:Task|Application) launch (?:for StepId=\S+ )?failed|Unable to (?:create step|confirm allocation)|could not open image",
     says="could not be launched ({matched})",
     job=True,
     first=23,
@@ -176,9 +177,10 @@ def killed(case: Case) -> Iterator[Advice]:
 @kind(
     "crashed",
     category="killed",
-    pattern=r"(?m)^code -(?:4|5|7|8|11|31)$|Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating)",
+    pattern=r"(?m)^code -(?:4|5|7|8|11|31)$|Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating)"
+    r"|(?P<trap>segfault at \S+|general protection|trap \w+|dumped core)[^\n]*(?:\n.*)*row kernel-segfault",
     says="crashed in native code ({matched})",
-    rows=(*_PROCESS, "fatal-python"),
+    rows=(*_PROCESS, "fatal-python", "kernel-segfault"),
     known=False,
     strength=Strength.SIGNAL,
     first=27,

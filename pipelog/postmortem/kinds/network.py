@@ -39,17 +39,30 @@ def ib_port(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "duplicate-gpu",
+    category="launch",
+    pattern=r"Duplicate GPU detected(?: ?: rank (?P<a>\d+) and rank (?P<b>\d+))?",
+    says="was started with several ranks on one GPU",
+    job=True,
+    first=17,
+)
+def duplicate_gpu(case: Case) -> Iterator[Advice]:
+    """NCCL refuses two ranks on one device: the launcher gave every process the same one (init.cc)."""
+    yield Advice(
+        "give every rank its own GPU: torch.cuda.set_device(local_rank), CUDA_VISIBLE_DEVICES by task, srun --gpus-per-task=1 or --gpu-bind=none"
+    )
+
+
+@kind(
     "no-interface",
     category="network.config",
-    pattern=r"no socket interface found|Mismatched NCCL version|Duplicate GPU detected|NCCL_SOCKET_IFNAME.*(?:not found|no such)|No interface found",
+    pattern=r"no socket interface found|Mismatched NCCL version|NCCL_SOCKET_IFNAME.*(?:not found|no such)|No interface found",
     says="could not set up NCCL ({matched})",
     first=18,
 )
 def no_interface(case: Case) -> Iterator[Advice]:
-    """NCCL's bootstrap: no interface, two versions, or two ranks on one device."""
-    if "Duplicate GPU" in case.text:
-        yield Advice("two ranks use the same GPU: check local ranks, CUDA_VISIBLE_DEVICES and torch.cuda.set_device(local_rank)")
-    elif "Mismatched" in case.text:
+    """NCCL's bootstrap: no interface, or two versions."""
+    if "Mismatched" in case.text:
         yield Advice("install the same NCCL (the same torch build) on every host")
     else:
         yield Advice("set NCCL_SOCKET_IFNAME to the interface that connects the hosts (`ip -br addr`)")

@@ -88,6 +88,21 @@ def configuration(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "config-check",
+    category="config.other",
+    pattern=r"",
+    frame=r"^raised \S*deepspeed/runtime/(?:config\w*|\w+/config)\.py:",
+    says="was refused its configuration by DeepSpeed",
+    rows=("python-exception",),
+    job=True,
+    first=36,
+)
+def config_check(case: Case) -> Iterator[Advice]:
+    """Raised by the modules of DeepSpeed that read the configuration, whatever the words."""
+    yield Advice("put right the keys that the message names, and what contradicts them in the script's own arguments")
+
+
+@kind(
     "config-file",
     category="config.other",
     pattern=r"FileNotFoundError.*\.(?:json|ya?ml|toml)\b|No such file or directory: '[^']*\.(?:json|ya?ml|toml)'|config.*(?:does not exist|no such file)",
@@ -102,11 +117,28 @@ def config_file(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "checkpoint-damaged",
+    category="checkpoint",
+    pattern=r"(?i)PytorchStreamReader failed|failed finding central directory|UnpicklingError|invalid (?:header|magic)|SafetensorError: .*(?:header|MetadataIncomplete|InvalidHeader)",
+    says="read a damaged file of weights",
+    rows=_EXCEPTION,
+    first=21,
+)
+def checkpoint_damaged(case: Case) -> Iterator[Advice]:
+    """A file that was cut while it was written, or is none of the expected kind: other ranks read other files, so the rank tells which."""
+    which = f" {case.path}" if case.path else ""
+    yield Advice(
+        f"compare the size of the file{which} with those of the other ranks; take the last complete checkpoint before it (edit the file `latest`)"
+    )
+    yield Advice("see how it came to be cut: a job that was killed while it saved, a full disk, an interrupted copy")
+
+
+@kind(
     "checkpoint-shape",
     category="checkpoint",
     pattern=r"(?i)DP world size of \d+ but the current|checkpoint being loaded used|zero checkpoints paths are missing|seems a bogus DeepSpeed checkpoint|Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\) in state_dict"
     r"|Unexpected key\(s\) in state_dict|(?:layer_\d+|mp_rank_\d+|zero_pp_rank)\S* .*(?:not found|No such file|does not exist)|No such file or directory: '[^']*(?:global_step|layer_\d+|mp_rank|model_states|optim_states)[^']*'"
-    r"|checkpoint.*(?:does not exist|not found|corrupt|mismatch|incompatible|missing)|Unable to (?:find|load) .*checkpoint|invalid (?:header|magic)|PytorchStreamReader failed|UnpicklingError|unpickling|failed finding central directory"
+    r"|checkpoint.*(?:does not exist|not found|corrupt|mismatch|incompatible|missing)|Unable to (?:find|load) .*checkpoint"
     r"|did not find .*tracker file|Unable to find latest file",
     says="could not use the checkpoint",
     rows=_EXCEPTION,
@@ -238,7 +270,6 @@ def nan_rerun(case: Case) -> Iterator[Advice]:
     pattern=r"(?i)loss is nan|nan loss|found nan|nan (?:or inf )?(?:in|detected|encountered)|loss.*(?:is|became|equals?) (?:nan|inf)|non-?finite|returned nan values|Rank \d+: found NaN|not finite",
     says="stopped at a value that is not a number",
     rows=("python-exception", "level"),
-    job=True,
     first=25,
 )
 def nan_guard(case: Case) -> Iterator[Advice]:
