@@ -40,7 +40,7 @@ _HOST = r"[A-Za-z0-9][\w.-]*"
         "pdsh@",
     ),
     pattern=(
-        rf"^(?:{_HOST}: )?(?:ssh: connect to host (?P<connect>\S+) port \d+: \S|ssh: Could not resolve hostname (?P<resolve>[^\s:]+): \S|Host key verification failed"
+        rf"^(?:(?P<said>{_HOST}): )?(?:ssh: connect to host (?P<connect>\S+) port \d+: \S|ssh: Could not resolve hostname (?P<resolve>[^\s:]+): \S|Host key verification failed"
         rf"|(?:{_HOST}@(?P<refused>[\w.-]+): )?Permission denied \((?:publickey|password|gssapi|hostbased|keyboard)|@ +WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED"
         r"|(?:kex|ssh)_exchange_identification: |client_loop: send disconnect: |packet_write_wait: Connection to (?P<written>\S+) port \d+: "
         r"|Connection to (?P<closed>\S+) closed by remote host|Timeout, server (?P<silent>\S+) not responding\.|Connection (?:closed|reset) by (?:\w+ user \S+ )?(?P<peer>\S+) port \d+"
@@ -51,4 +51,4 @@ _HOST = r"[A-Za-z0-9][\w.-]*"
 def ssh(found: Records) -> Iterator[Rows]:
     """Give a host (where named) that ssh did not reach or that refused; of pdsh's exit codes (value) 255 is ssh's own, others are the command's."""
     host = pc.coalesce(*(found[name] for name in ("connect", "resolve", "refused", "written", "closed", "silent", "peer", "left", "pdsh")))
-    yield found.rows("error", "ssh", host=pc.coalesce(host, found.columns["host"]), value=found.float("code"), text=found["line"])
+    yield found.rows("error", "ssh", host=pc.coalesce(host, found["said"], found.columns["host"]), value=found.float("code"), text=found["line"])

@@ -28,6 +28,10 @@ _PIPE = re.compile(r"deepspeed[/\\]runtime[/\\]pipe[/\\]engine\.py$")
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ?$")
 _LOGGED_RANK = re.compile(r"\[[Rr]ank \d+\]|\brank=\d+ $")
 _BARRIER = re.compile(r"in store based barrier on rank: (?P<rank>\d{1,9})\b")
+_UNREACHED = re.compile(
+    r" but host=(?P<host>[\w.-]{1,200}) was not reachable via ssh|CalledProcessError: Command 'ssh [^']{0,400}?(?P<asked>[\w.-]{1,200}) hostname' returned"
+)
+"""DeepSpeed's launcher asks every host of the host file for its name before it starts anything."""
 _BAD_LEVEL = re.compile(r"(?i)\b(?:error|critical|fatal|exception|warning)\b")
 
 
@@ -57,6 +61,8 @@ def traceback(found: Block) -> Iterator[Row | Skipped]:
             known = {"rank": chain.rank, "host": chain.host}
         elif found.rank is None and chain.raised and (match := _BARRIER.search(chain.raised[0].text[0])):
             known = {"rank": int(match["rank"])}
+        if host := next((m["host"] or m["asked"] for raised in chain.raised if (m := _UNREACHED.search(raised.text[0]))), None):
+            known = {**known, "host": host}
         yield from _rows(chain, name, known)
     for line in region.unfinished:
         yield Skipped(line, "python-traceback: its last line was not found")

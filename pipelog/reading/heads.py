@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -213,11 +212,11 @@ def yearless(columns: dict[str, pa.Array], lines: pa.Array, of_line: Prefix) -> 
     return {"start_ns": pc.coalesce(columns["start_ns"], ns), "clock": clock}
 
 
-def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bool) -> dict[str, pa.Array]:
+def parse(heads: pa.Array, begin: pa.Array | None, of_line: Prefix) -> dict[str, pa.Array]:
     """rank, host, label, clock and start_ns of each record, from its head.
 
-    heads: clean text before each record, back to the start of its line or to the mark before it. first: for each record the
-    index of the first one on its line, whose head holds the launcher's prefix.
+    heads: clean text before each record, back to the start of its line or to the mark before it. begin: for each record the
+    beginning of its line, which holds the launcher's prefix; null where there is none.
     """
     n = len(heads)
     logger = pc.extract_regex(heads, _LOGGER)
@@ -235,8 +234,8 @@ def parse(heads: pa.Array, first: np.ndarray, of_line: Prefix, *, has_prefix: bo
     rank = pc.if_else(pc.less(rank, 0), None, rank)
     columns = {"rank": rank, "start_ns": _stamp_ns(stamp), "host": pa.nulls(n, pa.string()), "label": pa.nulls(n, pa.string())}
     columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
-    if has_prefix:
-        _launcher(columns, heads.take(pa.array(first)), of_line)
+    if begin is not None:
+        _launcher(columns, begin, of_line)
     torn = pc.match_substring_regex(heads, _BEHIND)
     if pc.any(torn).as_py():
         glued = _filled(pc.extract_regex(pc.if_else(torn, heads, None), _BEHIND).field("rank")).cast(pa.int32())

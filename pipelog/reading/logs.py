@@ -103,13 +103,15 @@ class _Reader:
                 tables += [self._finish(made)] if made is not None else []
         return tables
 
-    def _columns(self, chunk: Chunk, found: Found) -> dict[str, pa.Array]:
+    def _columns(self, chunk: Chunk, found: Found, whole: pa.Array | None = None) -> dict[str, pa.Array]:
+        """What is known of each record from its head. whole: the lines themselves, where a mark may stand in the launcher's prefix (`: `)."""
         even = pa.array(2 * np.arange(len(found.start)))
         self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
         before = heads.without_bars(heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd))
         assert self.prefix is not None
-        has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(before, r"^\[rank\d")).as_py()
-        known = heads.parse(before, found.opener, self.prefix, has_prefix=has_prefix)
+        begin = before.take(pa.array(found.opener)) if whole is None else whole
+        has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(begin, r"^\[rank\d")).as_py()
+        known = heads.parse(before, begin if has_prefix else None, self.prefix)
         if self.rank is not None:
             known["rank"] = pc.coalesce(known["rank"], pa.scalar(self.rank, pa.int32()))
         if self.label is not None:
@@ -160,6 +162,7 @@ class _Reader:
                 lines.line_start[some],
                 np.arange(len(some)),
             ),
+            pieces.take(pa.array(some)),
         )
         columns |= heads.yearless(columns, pieces.take(pa.array(some)), self.prefix)
         row = np.cumsum(wanted) - 1  # of a line among those that are wanted
