@@ -61,6 +61,19 @@ def exit_code(found: Block) -> Iterator[Row]:
     yield row
 
 
+_LOST = re.compile(r"^\s*[Mm]essage:\s+\"?Node (?P<node>[\w.-]+) which was running pod ")
+
+
+# Reason:           NodeLost
+# Message:          Node node7 which was running pod trainer-1 is unresponsive
+@block("kubernetes-node-lost", mark="NodeLost", head=r"^\s*[Rr]eason:\s+\"?$", most=3)
+def node_lost(found: Block) -> Iterator[Row]:
+    """Give the end of a pod whose node is silent, with the node of the message below it."""
+    row: Row = {"kind": "end", "name": "k8s-node-not-ready", "text": (found.before + found.first).strip()}
+    node = next((match["node"] for _, text in found.lines() if (match := _LOST.match(text))), None)
+    yield row if node is None else row | {"host": node}
+
+
 _NAMES = {
     "Preempted by ": "k8s-preempted",
     "PreemptionByScheduler": "k8s-preempted",
@@ -71,7 +84,7 @@ _NAMES = {
     "The node had condition: ": "k8s-evicted",
     "NodeNotReady": "k8s-node-not-ready",
     "Node is not ready": "k8s-node-not-ready",
-    "NodeLost": "k8s-node-not-ready",
+    "which was running pod ": "k8s-node-not-ready",
     "BackoffLimitExceeded": "k8s-backoff-limit",
     "reached the specified backoff limit": "k8s-backoff-limit",
 }
@@ -81,15 +94,19 @@ _NAMES = {
 # Warning  NodeNotReady  5m  node-controller  Node is not ready
 # Pod The node had condition: [DiskPressure].
 # Warning  BackoffLimitExceeded  1m  job-controller  Job has reached the specified backoff limit
+# 39m   Normal   NodeNotReady   node/node7   Node node7 status is now: NodeNotReady
+# Message:          Node node7 which was running pod trainer-1 is unresponsive
 @lines(
     "kubernetes-event",
     mark=tuple(_NAMES),
     pattern=(
         r"^(?:\s*(?:Normal|Warning) +.*?|\S* +(?:Normal|Warning) +.*?|\s*(?:Reason|Message|Status|reason|message): +\"?(?:Pod )?|Pod |Job has )"
-        rf"(?P<what>{'|'.join(_NAMES)})(?:.*? on node (?P<node>[\w.-]+))?"
+        rf"(?:Node (?P<lost>[\w.-]+) )?(?P<what>{'|'.join(_NAMES)})"
+        r"(?:.*? on node (?P<node>[\w.-]+)|.*? node/(?P<object>[\w.-]+)|.*? Node (?P<named>[\w.-]+) (?:status is now|event): )?"
     ),
 )
 def event(found: Records) -> Iterator[Rows]:
     """Give an event that ends a pod from outside, named after its reason, with the node where named."""
     name = pa.array(list(_NAMES.values())).take(pc.index_in(found["what"], pa.array(list(_NAMES))))
-    yield found.rows("end", name, host=pc.coalesce(found["node"], found.columns["host"]), text=pc.utf8_trim_whitespace(found["line"]))
+    host = pc.coalesce(*(found[group] for group in ("node", "object", "named", "lost")), found.columns["host"])
+    yield found.rows("end", name, host=host, text=pc.utf8_trim_whitespace(found["line"]))
