@@ -36,7 +36,8 @@ _FIELDS = {
 class Measured:
     """Steps that all recorded replicas show. costs: arrays (steps, replicas, stages or edges, m), ns. phase_ns: (steps, replicas).
 
-    step_ns: (steps,), the longest rank. ranks: (replicas, stages). blocking: whether messages hold up their sender, whichever way reproduces the phases better.
+    step_ns: (steps,), the longest rank. ranks: (replicas, stages). skew_ns: from the step's beginning to that of
+    its first phase, the median. blocking: whether messages hold up their sender, whichever way reproduces the phases better.
     """
 
     schedule: Schedule
@@ -49,6 +50,7 @@ class Measured:
     phase_ns: np.ndarray
     step_ns: np.ndarray
     ranks: np.ndarray
+    skew_ns: float = 0.0
 
     def phases(self, costs: Costs, schedule: Schedule | None = None, p: int | None = None, m: int | None = None, v: int = 1) -> np.ndarray:
         """Length of the pipeline phase on other durations or under another schedule; sends block where the schedule is DeepSpeed's own."""
@@ -129,8 +131,12 @@ def measured(durations: list[Durations], replay_order: Order, stage_time: pd.Dat
     costs = costs_of(cells, chosen).each(lambda a: a.reshape(*shape, *a.shape[1:]))
     rows = stage_time[stage_time["complete"]]
     lengths = (rows["step_end_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).max().reindex(steps).to_numpy(float)
+    skew = (rows["phase_start_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).min().reindex(steps).median()
     phase = cells.phase_ns[chosen].reshape(shape)
-    return Measured(replay_order.schedule, replay_order.blocking, p, m, steps, replicas, costs, phase, lengths, cells.rank[chosen[: shape[1]]])
+    ranks = cells.rank[chosen[: shape[1]]]
+    return Measured(
+        replay_order.schedule, replay_order.blocking, p, m, steps, replicas, costs, phase, lengths, ranks, max(float(skew), 0.0)
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +209,16 @@ def _other_micro_batches(measured: Measured) -> list[float]:
 
 
 def _printed_ns(measured: Measured, steps: Steps) -> float | None:
-    """Median over the printed intervals that hold no recorded step; null where there are none."""
+    """Median over the printed intervals that hold no recorded step, nor the one after it where there are others; null where there are none."""
     rows = steps.measured().dropna(subset=["step", "steps", "dur_ns"])
     if steps.source in (None, "trace") or not len(rows):
         return None
     last, count = rows["step"].to_numpy(np.int64), rows["steps"].to_numpy(np.int64)
-    recorded = measured.steps[:, None]
-    rows = rows[~((recorded <= last) & (recorded > last - count)).any(axis=0)]
-    return float(rows["dur_ns"].astype(float).median()) if len(rows) else None
+
+    def without(steps_: np.ndarray) -> pd.Series:
+        return rows.loc[~((steps_[:, None] <= last) & (steps_[:, None] > last - count)).any(axis=0), "dur_ns"].astype(float)
+
+    times = without(measured.steps)
+    if len(further := without(np.concatenate((measured.steps, measured.steps + 1)))):  # after a recording the profiler writes its files
+        times = further
+    return float(times.median()) if len(times) else None

@@ -31,7 +31,8 @@ class Change:
     """One change before it is simulated.
 
     name: `setting=value`. setting: what to set, null where nothing can be set. samples: samples of a step over those now. size: micro-batch
-    over the present one. price: what it costs elsewhere. assumed: whether durations were changed by an assumption. kind: `advice` (may be recommended), `memory` (only if memory forces or allows it),
+    over the present one. price: what it costs elsewhere. assumed: whether durations were changed by an assumption. outside_ns: what
+    the change adds to the time beside the phase. kind: `advice` (may be recommended), `memory` (only if memory forces or allows it),
     `bound` (what removing a cause would give at most), `reference` (DeepSpeed does not run it).
     """
 
@@ -47,6 +48,7 @@ class Change:
     samples: float = 1.0
     size: float = 1.0
     assumed: bool = False
+    outside_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _predicted(change: Change, measured: Measured, known: _Known, now_ns: float 
     own = change.schedule is None
     line = run(change.schedule or measured.schedule, change.costs, change.p, change.m, change.v, blocking=measured.blocking if own else None)
     factor = known.factors[np.shape(change.costs.forward)[-1]]
-    step = (float(line.phase().max()) * factor + known.outside_ns) * known.scale
+    step = (float(line.phase().max()) * factor + known.outside_ns + change.outside_ns) * known.scale
     gain = 1 - step / change.samples / now_ns if now_ns else 0.0
     held = line.graph.in_flight()
     least = max(known.least, LEAST_ASSUMED) if change.assumed else known.least
@@ -274,6 +276,15 @@ def _bounds(costs: Costs, measured: Measured) -> Iterator[Change]:
         if (a := np.asarray(getattr(costs, n))).ndim
     }
     yield bound("stages equal", replace(costs, **equal))
+    if p > 2:
+        work = sum(a.mean(axis=(0, 2)) for n in _PASSES if (a := np.asarray(getattr(costs, n))).ndim)
+        heavy = int(np.asarray(work).argmax())
+        others = {
+            n: np.where(np.arange(p)[:, None] == heavy, np.median(np.delete(a, heavy, axis=-2), axis=-2, keepdims=True), a)
+            for n in _PASSES
+            if (a := np.asarray(getattr(costs, n))).ndim
+        }
+        yield bound(f"stage {heavy} as the others", replace(costs, **others))
     yield bound("transfers free", replace(costs, activation=0, grad=0, send_activation=0, send_grad=0))
     wires = {n: a for n in ("activation", "grad", "send_activation", "send_grad") if (a := np.asarray(getattr(costs, n))).ndim}
     if p > 2 and wires:
@@ -281,7 +292,8 @@ def _bounds(costs: Costs, measured: Measured) -> Iterator[Change]:
         usual = {n: np.where(np.arange(p - 1)[:, None] == slow, np.minimum(a, np.median(np.delete(a, slow, axis=-2))), a) for n, a in wires.items()}
         yield bound(f"link {slow}-{slow + 1} as the others", replace(costs, **usual))
     if np.any(costs.load):
-        yield bound("batches ready in time", replace(costs, load=0))
+        first = float(np.median(np.asarray(costs.load)[..., 0, :]))  # the first batch is loaded before the phase begins
+        yield replace(bound("batches ready in time", replace(costs, load=0)), outside_ns=-min(first, measured.skew_ns))
     if len(measured.replicas) > 1:
         peers = {
             n: np.broadcast_to(np.quantile(a, 0.5, axis=0, method="lower", keepdims=True), a.shape)
