@@ -92,13 +92,13 @@ def _of_step(stage_time: pd.DataFrame, host_traces: list[HostTrace]) -> dict[str
     steps. Collectives are counted outside the phase only, on whatever thread they wait.
     """
     whole = stage_time[stage_time["complete"]]
-    traces = {t.file: t for t in host_traces}
+    ends = {t.file: _ends(t) for t in host_traces}
     rows = []
     for (step, replica), mine in whole.groupby(["step", "replica"]):
         begin, end = int(mine["step_start_ns"].min()), int(mine["step_end_ns"].max())
         first, length = int(mine["phase_start_ns"].iloc[0]), float(end - begin)
         after = [
-            _after(traces[str(r["file"])], first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
+            _after(ends.get(str(r["file"]), _NO_ENDS), first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
             for r in mine.to_dict("records")
         ]
         share = {"start-skew": (first - begin) / length, "pipeline": float(mine["phase_ns"].iloc[0]) / length}
@@ -111,21 +111,24 @@ def _of_step(stage_time: pd.DataFrame, host_traces: list[HostTrace]) -> dict[str
     return {str(part): float(value / shares.sum()) for part, value in shares.items()}
 
 
-def _after(trace: HostTrace, begin: int, end: int) -> dict[str, float]:
+_Ends = dict[str, tuple[np.ndarray, np.ndarray]]
+_NO_ENDS: _Ends = {}
+
+
+def _ends(trace: HostTrace) -> _Ends:
+    """Start and end of what comes after the phase: the optimizer, reductions, the broadcast of the loss."""
+    collective, broadcast = trace.kind == "collective", trace.name == "broadcast"
+    masks = {"optimizer": trace.kind == "optimizer_step", "reduce": collective & ~broadcast, "loss-broadcast": collective & broadcast}
+    return {part: (trace.start[mask], trace.end[mask]) for part, mask in masks.items()}
+
+
+def _after(ends: _Ends, begin: int, end: int) -> dict[str, float]:
     """Time in ns, after the phase, in the optimizer, in reductions and in the broadcast of the loss; each a union, none counted twice."""
-    inside = (trace.end > begin) & (trace.start < end)
-    start, stop = np.maximum(trace.start, begin), np.minimum(trace.end, end)
-
-    def of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return start[mask & inside], stop[mask & inside]
-
-    optimizer = of(trace.kind == "optimizer_step")
-    broadcast = of((trace.kind == "collective") & (trace.name == "broadcast"))
-    reduction = of((trace.kind == "collective") & (trace.name != "broadcast"))
-    so_far = optimizer
-    out = {"optimizer": float(union_ns(*optimizer))}
-    for part, pieces in (("reduce", reduction), ("loss-broadcast", broadcast)):
-        joined = (np.concatenate((so_far[0], pieces[0])), np.concatenate((so_far[1], pieces[1])))
-        out[part] = float(union_ns(*joined) - union_ns(*so_far))
-        so_far = joined
+    out = dict.fromkeys(("optimizer", "reduce", "loss-broadcast"), 0.0)
+    so_far, length = (np.zeros(0, np.int64), np.zeros(0, np.int64)), 0
+    for part, (start, stop) in ends.items():
+        inside = (stop > begin) & (start < end)
+        so_far = tuple(np.concatenate(pair) for pair in zip(so_far, (np.maximum(start[inside], begin), np.minimum(stop[inside], end)), strict=True))  # type: ignore[assignment]
+        reached = union_ns(*so_far)
+        out[part], length = float(reached - length), reached
     return out

@@ -34,16 +34,7 @@ def stage_time(
     if not len(instructions):
         raise CannotTell("no trace shows the passes of a stage: record torch profiler traces of every rank (CPU activities, with_stack=True is best)")
     _check(host_traces, device_traces, topology)
-    traces = {t.file: t for t in host_traces}
-    rows = []
-    for (rank, window), mine in instructions.groupby(["rank", "window"], sort=True):
-        trace = traces[mine["file"].iloc[0]]
-        shift = clocks.offset_ns.get(trace.clock)
-        place = topology.ranks[topology.ranks["rank"] == rank] if len(topology.ranks) else topology.ranks
-        if not len(place) or pd.isna(place["stage"].iloc[0]):
-            continue
-        rows.append(_of_window(trace, device_traces.get(trace.file), int(window), mine, shift, int(place["stage"].iloc[0]), place["replica"].iloc[0]))
-    found = pd.DataFrame([r for r in rows if r is not None])
+    found = _of_windows(instructions, {t.file: t for t in host_traces}, device_traces, clocks, topology)
     if not len(found):
         raise CannotTell("the traces do not say which stage each rank is: the log with the line 'Using topology: …' would")
     found["recorded"] = found.groupby(["step", "replica"])["stage"].transform("nunique")
@@ -70,51 +61,90 @@ def _check(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], 
             )
 
 
-def _of_window(
-    trace: HostTrace, device: DeviceTrace | None, window: int, mine: pd.DataFrame, shift: int | None, stage: int, replica: object
-) -> dict[str, object] | None:
-    kind = mine["instruction"].to_numpy()
-    start, end = mine["start_ns"].to_numpy(dtype=np.int64), mine["end_ns"].to_numpy(dtype=np.int64)
-    forward, backward = kind == "forward", kind == "backward"
-    if not forward.any() or not backward.any():
-        return None
-    work = forward | backward
-    number, opened, closed = trace.windows[window]
-    again = (trace.kind == "recompute") & (trace.start >= opened) & (trace.start < closed)
-    load = kind == "load_micro_batch"
-    off = shift or 0
-    heaviest = int(np.argmax(np.where(work, end - start, -1)))
-    return {
-        "step": number if number >= 0 else window,
-        "replica": 0 if pd.isna(replica) else int(replica),  # type: ignore[call-overload]
-        "stage": stage,
-        "rank": trace.rank,
-        "busy_ns": union_ns(start[work], end[work]),
-        "forward_ns": union_ns(start[forward], end[forward]),
-        "backward_ns": union_ns(start[backward], end[backward]),
-        "recompute_ns": _recomputed(trace, device, again),
-        "load_ns": union_ns(start[load], end[load]),
-        "micro_batches": int(min(forward.sum(), backward.sum())),
-        "start_ns": int(start[forward].min()) - off,
-        "end_ns": int(end[backward].max()) - off,
-        "first_ns": int(start.min()) - off,
-        "step_start_ns": opened - off,
-        "step_end_ns": closed - off,
-        "shift_ns": off,
-        "tied": shift is not None,
-        "file": trace.file,
-        "line": int(mine["line"].iloc[heaviest]),
-        "source": str(mine["source"].iloc[0]),
-    }
+def _of_windows(
+    instructions: pd.DataFrame, traces: dict[str, HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks, topology: Topology
+) -> pd.DataFrame:
+    """One row a rank and window with a forward and a backward pass, of the ranks whose stage is known; times on the reference clock."""
+    places = topology.ranks.drop_duplicates("rank").set_index("rank") if len(topology.ranks) else pd.DataFrame(columns=["stage", "replica"])
+    rows = instructions[instructions["rank"].isin(places.index[places["stage"].notna()])]
+    if not len(rows):
+        return pd.DataFrame()
+    numbers = {n: rows[n].to_numpy(dtype=np.int64) for n in ("rank", "window", "start_ns", "end_ns", "line")}
+    order = np.lexsort((numbers["start_ns"], numbers["window"], numbers["rank"]))
+    rank, window, start, end, line = (values[order] for values in numbers.values())
+    codes, words = pd.factorize(rows["instruction"])
+    codes, code = codes[order], {word: i for i, word in enumerate(words)}
+    of = {word: codes == code.get(word, -2) for word in ("forward", "backward", "load_micro_batch")}
+    first = np.flatnonzero(np.concatenate(([True], (np.diff(rank) != 0) | (np.diff(window) != 0))))
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
+    work = of["forward"] | of["backward"]
+    counts = {word: np.bincount(group[mask], minlength=len(first)) for word, mask in of.items()}
+    length = np.where(work, end - start, -1)
+    heaviest = np.lexsort((np.arange(len(length)), -length, group))[first]
+    out = pd.DataFrame(
+        {
+            "rank": rank[first],
+            "window": window[first],
+            "busy_ns": union_by(group, start, end, work),
+            "forward_ns": union_by(group, start, end, of["forward"]),
+            "backward_ns": union_by(group, start, end, of["backward"]),
+            "load_ns": union_by(group, start, end, of["load_micro_batch"]),
+            "micro_batches": np.minimum(counts["forward"], counts["backward"]),
+            "start_ns": np.minimum.reduceat(np.where(of["forward"], start, np.iinfo(np.int64).max), first),
+            "end_ns": np.maximum.reduceat(np.where(of["backward"], end, np.iinfo(np.int64).min), first),
+            "first_ns": np.minimum.reduceat(start, first),
+            "line": line[heaviest],
+            "file": rows["file"].to_numpy()[order[first]],
+            "source": rows["source"].to_numpy()[order[first]],
+        }
+    )[lambda f: f["micro_batches"] > 0]
+    out = out.assign(stage=out["rank"].map(places["stage"]).astype(int), replica=out["rank"].map(places["replica"]).fillna(0).astype(int))
+    return _with_windows(out.reset_index(drop=True), traces, device_traces, clocks)
 
 
-def _recomputed(trace: HostTrace, device: DeviceTrace | None, again: np.ndarray) -> int:
-    """Time spent on computing activations again; on a device what was launched for it there."""
+def union_by(group: np.ndarray, start: np.ndarray, end: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Length of the union of the intervals of each group that *mask* picks, ns; rows are in order of group and start."""
+    out = np.zeros(int(group[-1]) + 1, np.int64)
+    group, start, end = group[mask], start[mask], end[mask]
+    if not len(group):
+        return out
+    new = np.concatenate(([True], np.diff(group) != 0))
+    origin = start[np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))]
+    apart = group * (int((end - origin).max()) + 1)  # groups one after another, so that one running maximum serves all
+    low, high = start - origin + apart, end - origin + apart
+    reach = np.concatenate((low[:1], np.maximum.accumulate(high)[:-1]))
+    reach = np.where(new, low, reach)
+    np.add.at(out, group, np.maximum(high - np.maximum(low, reach), 0))
+    return out
+
+
+def _with_windows(rows: pd.DataFrame, traces: dict[str, HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks) -> pd.DataFrame:
+    """The columns that come from the step's window and from the trace's clock, and the time spent on recomputation."""
+    parts = []
+    for file, mine in rows.groupby("file", sort=False):
+        trace = traces[str(file)]
+        shift = clocks.offset_ns.get(trace.clock)
+        number, opened, closed = (np.array(column, np.int64)[mine["window"].to_numpy()] for column in zip(*trace.windows, strict=True))
+        off = shift or 0
+        again = _recomputed(trace, device_traces.get(trace.file), opened, closed)
+        told = {"step": np.where(number >= 0, number, mine["window"]), "step_start_ns": opened - off, "step_end_ns": closed - off}
+        times = {name: mine[name] - off for name in ("start_ns", "end_ns", "first_ns")}
+        parts.append(mine.assign(**told, **times, recompute_ns=again, shift_ns=off, tied=shift is not None))
+    return pd.concat(parts, ignore_index=True).drop(columns="window")
+
+
+def _recomputed(trace: HostTrace, device: DeviceTrace | None, opened: np.ndarray, closed: np.ndarray) -> list[int]:
+    """Time spent on computing activations again in each window; on a device what was launched for it there."""
+    again = np.flatnonzero(trace.kind == "recompute")
     start, end = trace.start[again], trace.end[again]
-    if device is not None and (device.group == COMPUTE).any():
-        start, end = device.extents(start, end)
-        start, end = start[start >= 0], end[start >= 0]
-    return union_ns(start, end)
+    out = []
+    for low, high in zip(np.searchsorted(start, opened), np.searchsorted(start, closed), strict=True):
+        begun, ended = start[low:high], end[low:high]
+        if device is not None and (device.group == COMPUTE).any():
+            begun, ended = device.extents(begun, ended)
+            begun, ended = begun[begun >= 0], ended[begun >= 0]
+        out.append(union_ns(begun, ended))
+    return out
 
 
 def _phases(found: pd.DataFrame) -> pd.DataFrame:
