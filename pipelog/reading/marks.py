@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,17 +39,41 @@ class Marks:
 def marks() -> Marks:
     """The marks of all parsers of records and blocks. A literal belongs to one parser; raises ValueError where two claim it."""
     load(package)
-    return _marks((*RECORDS.values(), *BLOCKS.values()))
+    return _marks((*RECORDS.values(), *BLOCKS.values()), _in_turn)
 
 
 @functools.cache
 def line_marks() -> Marks:
     """The marks of all parsers of whole lines: searched for themselves, so that they hide no record."""
     load(package)
-    return _marks(tuple(LINES.values()))
+    return _marks(tuple(LINES.values()), _apart)
 
 
-def _marks(parsers: tuple[Parser, ...]) -> Marks:
+def _in_turn(literals: list[bytes]) -> list[list[bytes]]:
+    """As few groups as may be searched for together."""
+    some = max(1, -(-len(literals) // max(1, -(-len(literals) // _TOGETHER))))
+    return [literals[i : i + some] for i in range(0, len(literals), some)]
+
+
+def _apart(literals: list[bytes]) -> list[list[bytes]]:
+    """Groups in which no literal can hide another: `rror: ` is in `error: pyxis: `, and `: Permission denied` ends as `Permission denied (` begins."""
+    groups: list[list[bytes]] = [[] for _ in range(-(-len(literals) // _TOGETHER))]
+    for literal in literals:
+        free = (g for g in groups if len(g) < _TOGETHER and not any(_overlap(literal, other) for other in g))
+        group = min(free, key=len, default=None)
+        if group is None:
+            groups.append(group := [])
+        group.append(literal)
+    return groups
+
+
+def _overlap(one: bytes, other: bytes) -> bool:
+    """Whether both may stand at once where they share more than one byte: one in the other, or the end of one in the beginning of the other."""
+    short = min(len(one), len(other))
+    return one in other or other in one or any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(2, short))
+
+
+def _marks(parsers: tuple[Parser, ...], grouped: Callable[[list[bytes]], list[list[bytes]]]) -> Marks:
     owner: dict[bytes, int] = {}
     for index, parser in enumerate(parsers):
         for mark in parser.marks:
@@ -57,10 +82,10 @@ def _marks(parsers: tuple[Parser, ...]) -> Marks:
     for parser in parsers:
         for shadow in getattr(parser, "shadows", ()):
             owner.setdefault(shadow.encode(), -1)
-    literals = sorted(owner)
-    some = -(-len(literals) // max(1, -(-len(literals) // _TOGETHER)))
-    firsts = tuple(range(0, len(literals), max(1, some)))
-    automata = tuple(BytesAhoCorasick(literals[i : i + some], matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA) for i in firsts)
+    groups = grouped(sorted(owner))
+    literals = list(itertools.chain.from_iterable(groups))
+    firsts = tuple(itertools.accumulate(map(len, groups[:-1]), initial=0))
+    automata = tuple(BytesAhoCorasick(group, matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA) for group in groups)
     wordy = np.array([literal[:1].isalpha() for literal in literals], bool)
     return Marks(automata, firsts, parsers, np.array([owner[literal] for literal in literals], np.int32), wordy)
 
