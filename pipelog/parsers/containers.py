@@ -1,4 +1,4 @@
-"""Containers that do not start: Docker, containerd, NVIDIA's hook, Singularity, Slurm's pyxis; pods that wait or start again and again.
+"""Containers that do not start: Docker, containerd, NVIDIA's hook, Apptainer and Singularity, Slurm's pyxis; pods that wait or start again and again.
 
 docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].
 nvidia-container-cli: initialization error: driver error: failed to process request
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pipelog.parsing import Records, Rows, lines
 
 
+# FATAL:   could not open image /images/train.sif: failed to retrieve path for /images/train.sif: lstat /images/train.sif: no such file or directory
+# FATAL:   While making image from oci registry: error fetching image to cache: while building SIF from layers: conveyor failed to get: no descriptor found
 @lines(
     "container",
     mark=(
@@ -21,6 +23,9 @@ from pipelog.parsing import Records, Rows, lines
         "nvidia-container-cli",
         "error: pyxis: ",
         "container creation failed",
+        "could not open image",
+        "FATAL:   While ",
+        "FATAL:   Unable to ",
         "failed to create shim task",
         "standard_init_linux.go:",
         "enroot-",
@@ -28,7 +33,7 @@ from pipelog.parsing import Records, Rows, lines
     ),
     pattern=(
         r"^(?:(?:\S*/)?(?:docker|podman|nerdctl|ctr|optirun|crictl)?(?:: )?(?:Error: )?Error response from daemon: |(?:\S[^'\"]*: )?OCI runtime (?:create|exec|start|attempted)|(?:\S[^'\"]*[: ])?nvidia-container-cli(?:\.real)?: "
-        r"|(?:slurmstepd\S*|srun): error: pyxis: |FATAL: +container creation failed|(?:\S[^'\"]*: )?failed to create shim task|(?:\S+ )?standard_init_linux\.go:\d+: |\[(?:ERROR|FATAL)\] .*enroot-"
+        r"|(?:slurmstepd\S*|srun): error: pyxis: |FATAL: +(?:container creation failed|could not open image|While |Unable to )|(?:\S[^'\"]*: )?failed to create shim task|(?:\S+ )?standard_init_linux\.go:\d+: |\[(?:ERROR|FATAL)\] .*enroot-"
         r"|exec /\S+: exec format error)"
     ),
 )

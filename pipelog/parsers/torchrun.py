@@ -98,6 +98,19 @@ def restart(found: Records) -> Iterator[Rows]:
     yield found.rows("start", "restart", value=found.float("left"), text=found["words"])
 
 
+# I0504 15:09:41.456020 41 torch/distributed/elastic/agent/server/api.py:896] [default] worker group successfully finished. Waiting 300 seconds for other agents to finish.
+# INFO:torch.distributed.elastic.agent.server.api:Local worker group finished (WorkerState.SUCCEEDED). Waiting 300 seconds for other agents to finish
+@records(
+    "torchrun-finished",
+    mark=("worker group successfully finished. Waiting ", "Local worker group finished ("),
+    head=r"(?P<role>\[[^\[\]]{1,80}\] )?$",
+    pattern=r"^(?P<words>(?:worker group successfully finished\. |Local worker group finished \((?:WorkerState\.)?SUCCEEDED\)\. )Waiting \d.*?)\s*$",
+)
+def finished(found: Records) -> Iterator[Rows]:
+    """Give an agent all of whose processes left with 0."""
+    yield found.rows("end", "exit-success", text=joined(found.groups["role"], found["words"]))
+
+
 _BEFORE = 20
 """Lines, those of other writers among them, in which the table must begin."""
 _ENTRY = re.compile(r"^\[\d+\]:\s*$")
