@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,21 @@ def test_lost_work_is_told_of_the_run_that_failed() -> None:
 def test_times_of_the_verdict_are_those_of_its_line() -> None:
     death = verdict([step(1, **at(0)), step(2, **at(1)), raised(DISK, 1, **at(5)), left(1, **at(9))])
     assert (death.at_ns, death.step) == (T0 + 5 * 10**9, 2)
+
+
+def test_a_fault_of_the_post_mortem_costs_the_verdict_and_not_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind whose advice raises: the report is there, status and all, and the rules that need the verdict say that they failed."""
+    (tmp_path / "train.log").write_text(
+        'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    f()\nValueError: x\n'
+        "[2024-03-05 15:10:09,832] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = 1\n"
+    )
+    assert pipelog.diagnose(pipelog.read(tmp_path)).failure is not None
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("no such column")
+
+    monkeypatch.setattr("pipelog.postmortem.deaths.title_of", broken)
+    found = pipelog.diagnose(pipelog.read(tmp_path))
+    assert (found.run["status"], found.failure) == ("failed", None)
+    status = {o.id: (o.status.value, o.reason) for o in found.outcomes}
+    assert status["PL501"] == ("failed", "RuntimeError: KeyError: 'no such column'")

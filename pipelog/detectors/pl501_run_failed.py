@@ -23,6 +23,8 @@ from pipelog.tables import CannotTell
 def run_failed(deaths: list[Death]) -> Iterator[Finding]:
     """One finding where the last attempt failed."""
     last = deaths[-1]
+    if last.trouble is not None:
+        raise RuntimeError(last.trouble)
     if last.status == "incomplete":
         raise CannotTell("the files do not say how the run ended")
     if last.status == "failed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +24,15 @@ from pipelog.tables.config import Config
 from pipelog.tables.ending import Ending
 from pipelog.tables.topology import Topology
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Death:
     """How an attempt ended. status, category, known (cause_known), confidence, title, … as in report.json's `failure`.
 
     at_ns: when (local time); hang_ns: when the wait began. consequences: groups of lines that followed: what, count, ranks, file, line, text. roles: the table of errors with role and reason.
+    trouble: where the post-mortem itself failed, what it failed of; the status is then all that is known.
     """
 
     attempt: int
@@ -50,6 +54,7 @@ class Death:
     missing: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
     roles: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    trouble: str | None = None
 
 
 @table("death", needs=("errors", "endings", "chosen", "hang", "heard", "placed", "topology", "config", "facts"))
@@ -88,10 +93,16 @@ def death(
     return _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
 
 
-@table("deaths", needs=("attempts", "chosen", "tables"))
-def deaths(attempts: Attempts, chosen: int, tables: Tables) -> list[Death]:
-    """The verdicts of all attempts, in order."""
-    found: list[Death] = [(tables if number == chosen else tables.of_attempt(number))["death"] for number in range(attempts.count)]
+@table("deaths", needs=("attempts", "chosen", "endings", "tables"))
+def deaths(attempts: Attempts, chosen: int, endings: list[Ending], tables: Tables) -> list[Death]:
+    """The verdicts of all attempts, in order. One that fails costs its attempt the verdict, not the report: the rules say so."""
+    found: list[Death] = []
+    for number in range(attempts.count):
+        try:
+            found.append((tables if number == chosen else tables.of_attempt(number))["death"])
+        except Exception as error:
+            log.debug("the post-mortem of attempt %d failed", number, exc_info=True)
+            found.append(Death(number, endings[number].status, trouble=f"{type(error).__name__}: {error}"))
     return [*found[:-1], _explained(found[-1], found[:-1])]
 
 
@@ -178,7 +189,7 @@ def _verdict(
         category=kind.category,
         kind=kind.name,
         known=kind.known,
-        confidence=Confidence.HIGH if kind.known and not inferred else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if kind.known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
         title=title_of(kind, first, whom, topology),
         ranks=ranks,
         stages=stages,

@@ -64,7 +64,7 @@ def losses(
             first, last = int(spans.at[number, "first"]), int(spans.at[number, "last"])
             if saved is not None:
                 lost = max(0, last - saved)
-            elif (every is not None and every > last) or (begun["attempt"].fillna(0) == number).any():
+            elif first == 1 and ((every is not None and every > last) or (begun["attempt"].fillna(0) == number).any()):
                 lost = last - first + 1
         out.append((saved, lost))
     return pd.DataFrame(out, columns=["saved", "lost_steps"]).astype("Int64")

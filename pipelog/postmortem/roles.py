@@ -121,8 +121,9 @@ def primary_of(roles: pd.DataFrame, *, bad_end: bool, weakest: Strength = Streng
     if found is None:
         echoes = roles[roles["role"] == Role.CASCADE.value]
         found = _earliest(echoes if bad_end else echoes[echoes["name"].isin(_FATAL)], Strength.ECHO)
-    if found is None and bad_end:
-        found = _earliest(roles[roles["role"].isin([Role.INITIATING.value, Role.CASCADE.value])], Strength.WORD)
+    left = roles[roles["role"].isin([Role.INITIATING.value, Role.CASCADE.value])]
+    if found is None:  # a process that prints the name of an exception, and nothing after it, has mostly died of it
+        found = _earliest(left if bad_end else left[(left["name"] == "bare-exception") & (left["went_on"] == 0)], Strength.WORD)
     return found
 
 
