@@ -31,6 +31,6 @@ def peers(stage_time: pd.DataFrame) -> pd.DataFrame:
     rows = stage_time[["step", "stage", "rank", "replica", "file", "line"]].assign(compute_ns=stage_time["busy_ns"] / stage_time["micro_batches"])
     groups = rows.groupby(["step", "stage"])["compute_ns"]
     rows["count"] = groups.transform("size")
-    rows["peer_ns"] = groups.transform(lambda v: v.quantile(0.5, interpolation="lower"))
+    rows = rows.join(groups.quantile(0.5, interpolation="lower").rename("peer_ns"), on=["step", "stage"])
     rows = rows[rows["count"] > 1].drop(columns="count")
     return rows.assign(ratio=rows["compute_ns"] / rows["peer_ns"]).reset_index(drop=True)

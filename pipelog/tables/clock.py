@@ -91,7 +91,7 @@ def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
         on_device = device is not None and np.isin(device.group, (SEND, RECEIVE)).any()
         made = _of_device(trace, device) if device is not None and on_device else _of_host(trace)
         made = made[made["peer"] >= 0].assign(rank=trace.rank, file=trace.file, clock=trace.clock, on_device=bool(on_device))
-        made["step"] = [trace.windows[w][0] for w in made["window"]]
+        made["step"] = np.array([w[0] for w in trace.windows], np.int64)[made["window"].to_numpy()]
         sends.append(made[made["sends"]].drop(columns="sends"))
         receives.append(made[~made["sends"]].drop(columns="sends"))
     left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -213,37 +214,62 @@ def _on_device(found: pd.DataFrame, trace: HostTrace, device: DeviceTrace) -> pd
     return pd.concat([passes[COLUMNS], messages[COLUMNS]], ignore_index=True).sort_values("start_ns", kind="stable")
 
 
-def _named(trace: HostTrace, places: np.ndarray, words: list[str], source: str) -> pd.DataFrame | None:
-    """Rows of instructions that the trace names; micro-batches are counted by kind within the step."""
+def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None], source: str) -> pd.DataFrame | None:
+    """Rows of instructions that the trace names: those of a kind whose name *meaning* knows, micro-batches counted by kind within the step."""
+    places = np.flatnonzero(trace.kind == kind)
+    codes, names = pd.factorize(trace.name[places])  # names are few, rows are many
+    words = [meaning(str(name)) for name in names]
+    known = np.array([word is not None for word in words], bool)[codes] if len(names) else np.zeros(0, bool)
+    window = trace.window_of(trace.start[places])
+    known &= window >= 0
+    places, codes, window = places[known], codes[known], window[known]
+    instruction = np.array(words, object)[codes] if len(names) else np.zeros(0, object)
+    if not {"forward", "backward"} <= set(pd.unique(instruction)):
+        return None
     rows = pd.DataFrame(
         {
             "file": trace.file,
             "rank": trace.rank,
-            "window": trace.window_of(trace.start[places]),
-            "instruction": words,
+            "window": window,
+            "step": _steps(trace, window),
+            "instruction": instruction,
+            "micro_batch": _counted(window, pd.factorize(instruction)[0]),
             "start_ns": trace.start[places],
             "end_ns": trace.end[places],
             "line": trace.line[places],
             "source": source,
         }
     )
-    rows = rows[rows["window"] >= 0]
-    if not {"forward", "backward"} <= set(rows["instruction"]):
-        return None
-    rows["step"] = [trace.windows[w][0] for w in rows["window"]]
-    rows["micro_batch"] = rows.groupby(["window", "instruction"]).cumcount()
     return rows[COLUMNS]
 
 
+def _steps(trace: HostTrace, window: np.ndarray) -> np.ndarray:
+    """Number of the step of each window, -1 where it has none."""
+    return np.asarray(np.array([w[0] for w in trace.windows], np.int64)[window])
+
+
+def _counted(window: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """How many rows of the same window and kind stand before each row."""
+    key = window.astype(np.int64) * (int(codes.max(initial=0)) + 1) + codes
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) != 0))) if len(key) else np.zeros(0, np.int64)
+    out = np.empty(len(key), np.int64)
+    out[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
+    return out
+
+
+def _annotated(name: str) -> str | None:
+    found = _ANNOTATION.search(name)
+    return _CLASSES[found.group(1)] if found else None
+
+
 def _from_annotations(trace: HostTrace) -> pd.DataFrame | None:
-    places = [i for i in np.flatnonzero(trace.kind == "annotation") if _ANNOTATION.search(str(trace.name[i]))]
-    words = [_CLASSES[_ANNOTATION.search(str(trace.name[i])).group(1)] for i in places]  # type: ignore[union-attr]
-    return _named(trace, np.array(places, np.int64), words, "annotation") if places else None
+    return _named(trace, "annotation", _annotated, "annotation")
 
 
 def _from_frames(trace: HostTrace) -> pd.DataFrame | None:
-    places = [i for i in np.flatnonzero(trace.kind == "frame") if str(trace.name[i]) in _FRAMES]
-    return _named(trace, np.array(places, np.int64), [_FRAMES[str(trace.name[i])] for i in places], "stack") if places else None
+    return _named(trace, "frame", _FRAMES.get, "stack")
 
 
 def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
