@@ -110,8 +110,8 @@ def lines(
 
     mark: literal(s) of which the line holds one, anywhere; long and rare ones, which may be part of a word, cost the scan least.
     pattern: RE2 expression with named groups, searched in the line without launcher prefix and colours; lines without it are
-    left alone. The group `line` is that whole line. A line that several parsers claim is given to each of them; of marks that
-    overlap only the first counts. once: of lines that are equal the first is enough (of each chunk).
+    left alone. The group `line` is that whole line. A line that several parsers claim is given to each of them, also
+    where their marks overlap. once: of lines that are equal the first is enough (of each chunk).
     """
 
     def add(function: Callable[[Records], Iterable[Rows]]) -> Callable[[Records], Iterable[Rows]]:

@@ -8,7 +8,7 @@ from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
 
 from pipelog.parsing import BLOCKS, RECORDS, LineParser
 from pipelog.reading import marks as scan
-from pipelog.reading.marks import _hits, _marks, find, find_lines, marks
+from pipelog.reading.marks import _apart, _hits, _marks, find, find_lines, marks
 from tests.conftest import FIXTURES
 
 TEXT = b"\n".join(log.read_bytes() for log in sorted((FIXTURES / "logs").glob("*/*.log"))) + b"\n"
@@ -45,7 +45,7 @@ def test_records_follow_one_another_and_stay_on_their_lines() -> None:
 
 def claimed(monkeypatch: pytest.MonkeyPatch, text: bytes, **of: tuple[str, ...]) -> list[tuple[str, int, bytes, bytes]]:
     """(parser, line, what stands before the first mark, from there to the end) of the lines that parsers with these marks claim."""
-    table = _marks(tuple(LineParser(key, these, "", once=False, parse=lambda _: []) for key, these in of.items()))
+    table = _marks(tuple(LineParser(key, these, "", once=False, parse=lambda _: []) for key, these in of.items()), _apart)
     monkeypatch.setattr(scan, "line_marks", lambda: table)
     found = find_lines(text, np.flatnonzero(np.frombuffer(text, np.uint8) == 10))
     if found is None:
@@ -74,8 +74,9 @@ def test_what_a_progress_bar_writes_over_counts_as_a_line(monkeypatch: pytest.Mo
     ]
 
 
-def test_of_marks_that_overlap_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [row[0] for row in claimed(monkeypatch, b"Xid (79)\n", long=("Xid (79",), short=("id (",))] == ["long"]
+def test_marks_that_overlap_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [row[0] for row in claimed(monkeypatch, b"Xid (79)\n", long=("Xid (79",), short=("id (",))] == ["long", "short"]
+    assert [row[0] for row in claimed(monkeypatch, b"Xid (79)\n", first=("Xid (",), second=("d (79",))] == ["first", "second"]
 
 
 def test_marks_of_lines_hide_no_record() -> None:

@@ -84,7 +84,7 @@ def _marks(parsers: tuple[Parser, ...], grouped: Callable[[list[bytes]], list[li
             owner.setdefault(shadow.encode(), -1)
     groups = grouped(sorted(owner))
     literals = list(itertools.chain.from_iterable(groups))
-    firsts = tuple(itertools.accumulate(map(len, groups[:-1]), initial=0))
+    firsts = tuple(itertools.accumulate(map(len, groups), initial=0))[: len(groups)]
     automata = tuple(BytesAhoCorasick(group, matchkind=MatchKind.LeftmostLongest, implementation=Implementation.DFA) for group in groups)
     wordy = np.array([literal[:1].isalpha() for literal in literals], bool)
     return Marks(automata, firsts, parsers, np.array([owner[literal] for literal in literals], np.int32), wordy)
