@@ -12,8 +12,9 @@ import pyarrow as pa
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.config import Config
 
-_PREFERENCE = ("deepspeed", "neox", "megatron", "hf", "trace")
-"""DeepSpeed's own `iter time` holds train_batch alone; Megatron's elapsed time also evaluation and checkpoints in the interval."""
+_PREFERENCE = ("deepspeed", "neox", "megatron")
+"""DeepSpeed's own `iter time` holds train_batch alone; Megatron's elapsed time also evaluation and checkpoints in the interval.
+Lines of any other name come after these, so that a parser of a new kind of step line needs no place here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame, tables: Tables)
     """
     rows = frame(placed, ("step",), ("name", "rank", "step", "steps", "dur_ns", "start_ns", "file", "line"))
     rows = rows.dropna(subset=["step"])
-    source = next((name for name in _PREFERENCE if (rows["name"] == name).any()), None)
+    names = rows["name"].unique().tolist()
+    source = next((name for name in (*_PREFERENCE, *names) if name in names), None)
     if source is None:
         return _from_traces(placed, tables.get("operation_time"))
     mine = rows[rows["name"] == source].sort_values(["step", "file", "line"], kind="stable")
