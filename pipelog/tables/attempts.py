@@ -21,6 +21,8 @@ _STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
 _ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
 _STREAM = re.compile(r"(?:std)?(?:out|err)(?:or|put)?(?=[._-]|\d*$)|(?<=\.)[oe](?=\d+$)")
 """What tells the two outputs of one process apart: slurm-7.out and slurm-7.err, stdout.log and stderr.log, train.o812 and train.e812."""
+_LINES = 2**40
+"""More lines than a file has: number of the file times this plus the line sorts rows by file and line."""
 _GAP_NS = 120 * 10**9
 """Files of one start begin within two minutes of one another: the launcher of each node stamps its own start."""
 
@@ -182,7 +184,8 @@ def _own(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[flo
         return np.nan, {}
     inside = rows[(rows["line"] >= first) & (rows["line"] < (np.inf if last is None or pd.isna(last) else last))]
     planned = inside.loc[inside["kind"] == "iteration", "value"].dropna().unique()
-    steps = inside[(inside["kind"] == "step") & inside["name"].isin(["deepspeed", "megatron", "neox"])].dropna(subset=["step", "dur_ns"])
+    one_prints = inside["name"].isin(["deepspeed", "megatron", "neox"])  # of lines that every rank prints, each has its own duration
+    steps = inside[(inside["kind"] == "step") & one_prints].dropna(subset=["step", "dur_ns"])
     times = {(str(n), int(s)): float(d) for n, s, d in zip(steps["name"], steps["step"], steps["dur_ns"], strict=True)}
     return (float(planned[0]) if len(planned) == 1 else np.nan), times
 
@@ -214,17 +217,19 @@ def rows(events: pa.Table, attempts: Attempts) -> pa.Table:
         codes = [i for i, n in enumerate(names.dictionary.to_pylist()) if n in files]
         values = pa.array(np.zeros(events.num_rows, np.int16), mask=~np.isin(names.indices.to_numpy(zero_copy_only=False), codes))
         return _with_attempt(events, values)
-    number = np.full(events.num_rows, -1, np.int16)
     names = events.column("file").combine_chunks()
     file_code = names.indices.to_numpy(zero_copy_only=False)
     line = pa.compute.fill_null(events.column("line"), -1).to_numpy()
     codes_of = {n: i for i, n in enumerate(names.dictionary.to_pylist())}
-    for piece in attempts.segments.itertuples():
-        code = codes_of.get(piece.file)
-        if code is None:
-            continue
-        end = piece.last_line if not pd.isna(piece.last_line) else np.iinfo(np.int64).max
-        number[(file_code == code) & (line >= piece.first_line) & (line < end)] = piece.attempt
+    pieces = attempts.segments.assign(code=attempts.segments["file"].map(codes_of)).dropna(subset=["code"])
+    pieces = pieces.astype({"code": "int64"}).sort_values(["code", "first_line"])
+    code, end = pieces["code"].to_numpy(), pieces["last_line"].astype("float64").fillna(np.inf).to_numpy()
+    # pieces of one file do not overlap: the last that begins at or before a row is the row's, if it reaches so far
+    at = np.searchsorted(code * _LINES + pieces["first_line"].to_numpy(), file_code * np.int64(_LINES) + line, side="right") - 1
+    number = np.full(events.num_rows, -1, np.int16)
+    inside = np.flatnonzero(at >= 0)
+    inside = inside[(code[at[inside]] == file_code[inside]) & (line[inside] < end[at[inside]])]
+    number[inside] = pieces["attempt"].to_numpy()[at[inside]]
     return _with_attempt(events, pa.array(number, mask=number < 0))
 
 
