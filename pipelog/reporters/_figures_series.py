@@ -16,8 +16,8 @@ _SOURCES = {
     "deepspeed": "DeepSpeed's 'iter time'",
     "megatron": "Megatron's 'elapsed time per iteration'",
     "neox": "GPT-NeoX's iteration lines",
-    "hf": "the HF Trainer's lines",
     "trace": "the profiler's steps",
+    "operations": "the table of operations",
 }
 
 
@@ -54,7 +54,7 @@ def _step_says(report: Report, places: Places) -> tuple[str, ...]:
     text = f"The median over {count(known['n'], 'step')} is {seconds(known['median'] * 1e9)}{high}"
     status = next((o.status for o in report.outcomes if o.name == "throughput-drop"), None)
     judged = "; no lasting change" if status is Status.CLEAR else "; too few to tell a lasting change" if status is Status.NOT_APPLICABLE else ""
-    first = " The first interval, which holds warm-up, is left out of it." if known.get("source") != "trace" else ""
+    first = " The first interval, which holds warm-up, is left out of it." if known.get("source") not in ("trace", "operations") else ""
     return (f"{text}{judged}.{first}",)
 
 
