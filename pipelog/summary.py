@@ -253,8 +253,7 @@ def _metrics(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
 
 def _step_time(steps: Steps, median: float | None) -> JSON:
     rows = steps.measured()
-    single = len(rows) > 0 and steps.source != "megatron" and bool((rows["steps"].fillna(0) == 1).all())
-    single = single or (len(rows) > 0 and bool((rows["steps"].fillna(0) == 1).all()))
+    single = len(rows) > 0 and bool((rows["steps"].fillna(0) == 1).all())
     values = rows["dur_ns"].to_numpy(dtype=float) / 1e9
     return {
         "median": median,
