@@ -107,7 +107,11 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command()
 @_paths
 @click.option(
-    "--format", "formats", multiple=True, help="Output wanted, once for each: html, json, md, text. Only these are made then.", metavar="FORMAT"
+    "--format",
+    "formats",
+    multiple=True,
+    help="Output wanted, once for each: html, json, md, sarif, text. Only these are made then.",
+    metavar="FORMAT",
 )
 @click.option("-o", "--output", metavar="FILE", help="Where to write: a file for one format, a folder/ for several, - for standard output.")
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with 1 where a finding is at least this severe.")
