@@ -5,7 +5,8 @@ lower median of them; a rank that stays above the limit from some step on is nam
 Why it matters: all replicas meet in the gradient reduction, so the slowest rank sets the step time of the whole job.
 What to do: look at that GPU and its host: clocks, temperature, ECC counters, other processes, a slow PCIe link; exchange it.
 When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named. One slow
-step among others is no straggler; where one step alone was recorded, it may be a hiccup, and the confidence is lower.
+step among others is no straggler; where one step alone was recorded, it may be a hiccup: the confidence is lower, and below three times the
+limit it is info.
 Thresholds: limit 0.10 (10 % above its peers).
 """
 
@@ -20,6 +21,9 @@ from pipelog._text import percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.topology import Topology
+
+_ONE_STEP = 3
+"""Replicas of healthy runs differ by up to 12 % in a single step of a busy machine (six processes on two cores), never so over two."""
 
 
 @detector("PL202", "straggler-rank", needs=("tables", "topology"))
@@ -46,7 +50,7 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
             "straggler-rank",
             f"rank {rank} (stage {stage}, replica {int(late['replica'].iloc[0])}) computes {percent(ratio - 1)} longer than its peers{since}: "
             f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
-            Severity.WARNING if lost > 0.02 else Severity.INFO,
+            Severity.WARNING if lost > 0.02 and (len(late) > 1 or ratio > 1 + _ONE_STEP * limit) else Severity.INFO,
             Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
             Where(
                 ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))
