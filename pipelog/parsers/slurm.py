@@ -18,7 +18,17 @@ from pipelog.parsers._facts import joined, times
 from pipelog.parsers._signals import signals
 from pipelog.parsing import Records, Rows, lines, records
 
-_WHO = r"(?P<before>(?:slurmstepd(?:-\S+?)?: error: )?\*{3} (?:STEP|JOB) \S+(?: ON (?P<host>\S+))?)?$"
+_LEAD = (
+    r"^(?:(?: ?(?:\[[\d:.,T+-]+Z?\]|\d[\d:.,T+-]*Z?:?|[A-Za-z][A-Za-z.-]*\d[\w.-]*:) )*?(?:error: )??"
+    r"|.*[^\s\"'`“‘«(\[{<>:=,-])"
+)
+"""What may stand before Slurm's words: stamps, labels and hosts that are no prefix of the whole file, or text of another that they are glued to.
+
+Words and blanks before them are somebody's who cites them: `sample 3: slurmstepd: error: …`.
+"""
+_STEP = r"(?:slurmstepd(?:-\S+?)?: error: )?\*{3} (?:STEP|JOB) \S+(?: ON (?P<host>\S+))?"
+_WHO = rf"(?:{_LEAD}(?P<before>{_STEP})|^\S{{0,100}})$"
+"""A head whose beginning is torn away has no blanks."""
 _REASONS = {
     "TIME LIMIT": "slurm-time-limit",
     "PREEMPTION": "slurm-preempted",
@@ -71,7 +81,7 @@ def memory_error(found: Records) -> Iterator[Rows]:
 @records(
     "slurm-oom",
     mark=(" oom-kill event", " oom_kill event"),
-    head=r"(?P<before>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )?Detected (?P<count>\d{1,9}))$",
+    head=rf"{_LEAD}(?P<before>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )?Detected (?P<count>\d{{1,9}}))$",
     pattern=r"^(?P<words> oom[-_]kill event.*?)\s*$",
 )
 def oom(found: Records) -> Iterator[Rows]:
@@ -90,6 +100,7 @@ _DEATHS = r"Out [Oo]f [Mm]emory|Hangup|Interrupt|Quit|Illegal instruction|Trace/
 @records(
     "slurm-task",
     mark="srun: error: ",
+    head=rf"(?:{_LEAD}|^)$",
     pattern=(
         r"^(?P<words>srun: error: (?:(?P<host>[^\s:]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<code>\d{1,9})"
         rf"|(?P<signal>{_DEATHS})(?: \(core dumped\))?|(?P<other>[A-Z][A-Za-z ]*[a-z])\s*$)|Node failure on (?P<node>\S+)))"
@@ -140,7 +151,7 @@ _FOLLOWING = {
         "srun: sending Ctrl-C to ",
     ),
     pattern=(
-        r"(?P<words>srun: (?:error: )?(?:launch/slurm: _?\w+: )?"
+        rf"{_LEAD}(?P<words>srun: (?:error: )?(?:launch/slurm: _?\w+: )?"
         r"(?P<what>Job step aborted: |First task exited |Terminating |Force Terminated |Timed out waiting for job step to complete|interrupt \(one more|sending Ctrl-C to )(?:(?P<ago>\d{1,9})s ago)?.*?)\s*$"
     ),
 )
@@ -157,7 +168,7 @@ def following(found: Records) -> Iterator[Rows]:
 @lines(
     "slurm-task-state",
     mark=("srun: StepId=", "srun: step:"),
-    pattern=r"(?P<words>srun: (?:StepId=|step:)\S+ tasks? (?P<tasks>[\d,\[\]-]+): (?P<state>running|exited abnormally|exited|unknown state|not started))",
+    pattern=rf"{_LEAD}(?P<words>srun: (?:StepId=|step:)\S+ tasks? (?P<tasks>[\d,\[\]-]+): (?P<state>running|exited abnormally|exited|unknown state|not started))",
 )
 def task_state(found: Records) -> Iterator[Rows]:
     """Give which tasks had left and which had not when the first one was gone (stream: the state)."""
@@ -169,11 +180,30 @@ def task_state(found: Records) -> Iterator[Rows]:
 @lines(
     "slurm-memory-limit",
     mark=("xceeded job memory limit", "xceeded step memory limit", " exceeded memory limit ("),
-    pattern=r"(?P<words>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )(?:Exceeded (?:job|step) memory limit|(?:Job|Step|StepId=|JobId=)\S* ?\S* exceeded memory limit \().*?)\s*$",
+    pattern=rf"{_LEAD}(?P<words>(?:slurmstepd(?:-(?P<host>\S+?))?: error: )(?:Exceeded (?:job|step) memory limit|(?:Job|Step|StepId=|JobId=)\S* ?\S* exceeded memory limit \().*?)\s*$",
 )
 def memory_limit(found: Records) -> Iterator[Rows]:
     """Give the limit of memory that older releases enforce themselves."""
     yield found.rows("end", "slurm-oom", host=pc.coalesce(found["host"], found.columns["host"]), text=found["words"])
+
+
+# srun: error: Task launch for StepId=812345.0 failed on node node7: Communication connection failure
+# srun: error: Application launch failed: Communication connection failure
+# srun: error: Unable to create step for job 812345: Requested node configuration is not available
+# srun: error: Unable to confirm allocation for job 812345: Invalid job id specified
+# srun: error: Unable to resolve "node7": Unknown host
+@lines(
+    "slurm-launch-failed",
+    mark=("srun: error: Task launch for ", "srun: error: Application launch failed: ", "srun: error: Unable to "),
+    pattern=(
+        rf"{_LEAD}(?P<words>srun: error: (?:Task launch for \S+ failed on node (?P<node>[^\s:]+): |Application launch failed: "
+        r"|Unable to (?:create step for job|confirm allocation for job|allocate resources: |resolve \"(?P<unknown>[^\s\"]+)\")).*?)\s*$"
+    ),
+)
+def launch_failed(found: Records) -> Iterator[Rows]:
+    """Give a step that srun could not start, with the node that it could not reach."""
+    found = found.where(pc.invert(pc.match_substring(found.groups["words"], "already completing")))  # its job was over before
+    yield found.rows("end", "slurm-launch-failed", host=pc.coalesce(found["node"], found["unknown"], found.columns["host"]), text=found["words"])
 
 
 def _text(found: Records) -> pa.Array:

@@ -21,6 +21,7 @@ _SCHEDULER = {
     "slurm-node-failure": ("failed", "hardware.node"),
     "k8s-deadline": ("time-limit", "scheduler.time-limit"),
     "k8s-preempted": ("preempted", "scheduler.preempted"),
+    "cloud-preempted": ("preempted", "scheduler.preempted"),
     "batch-time-limit": ("time-limit", "scheduler.time-limit"),
     "batch-preempted": ("preempted", "scheduler.preempted"),
     "batch-requeue": ("preempted", "scheduler.preempted"),
@@ -80,7 +81,8 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     uncaught = _after_work(traces, work, rows)
     own = _of_its_own(uncaught)
     scheduler = _not_survived(ends[ends["name"].isin(_SCHEDULER)], work)
-    bad = ends[ends["name"].isin(["exit-code", "child-failed", "slurm-task", "k8s-failed"]) & ~(ends["value"] == 0)]
+    failed = ["exit-code", "child-failed", "slurm-task", "k8s-failed"] + ([] if len(work) else ["slurm-launch-failed"])
+    bad = ends[ends["name"].isin(failed) & ~(ends["value"] == 0)]
     done = ends[ends["name"] == "training-done"]
     if len(scheduler):
         row = scheduler.iloc[0]

@@ -129,9 +129,9 @@ def time_limit(case: Case) -> Iterator[Advice]:
 @kind(
     "preempted",
     category="scheduler.preempted",
-    pattern=r"(?i)DUE TO PREEMPTION|DUE TO JOB REQUEUE|Preempted|TERM_PREEMPT",
+    pattern=r"(?i)DUE TO PREEMPTION|DUE TO JOB REQUEUE|Preempt(?:ed|\b|Scheduled)|TERM_PREEMPT|SPOT_ITN|Spot ITN|Spot ?Interrupt",
     says="was preempted",
-    rows=("slurm-preempted", "slurm-requeue", "k8s-preempted", "batch-preempted"),
+    rows=("slurm-preempted", "slurm-requeue", "k8s-preempted", "batch-preempted", "cloud-preempted"),
     job=True,
     first=1,
 )
