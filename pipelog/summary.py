@@ -350,7 +350,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _notes(tables: Tables) -> list[str]:
-    """What a reader should know before the figures."""
+    """What a reader should know before the figures; asked for last, since it tells also what failed until then."""
     notes = []
     attempts = tables["attempts"]
     if attempts.count > 1:
@@ -365,6 +365,10 @@ def _notes(tables: Tables) -> list[str]:
     untied = {t.clock for t in traces} - set(clocks.offset_ns)
     if untied:
         notes.append(f"{len(untied)} of the traces' clocks could not be tied to the others, so nothing compares their times.")
+    notes += [
+        f"pipelog failed on the table {table} ({type(error).__name__}: {error}), and figures that need it are left out: please report it."
+        for table, error in tables.faults().items()
+    ]
     return notes
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jsonschema
 import pytest
 
 import pipelog
+import pipelog.tables
 from pipelog.errors import BadReport
-from pipelog.findings import Confidence, Evidence, Finding, Severity, Where
+from pipelog.findings import Confidence, Evidence, Finding, Severity, Status, Where
+from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.schema import text
+from pipelog.tables import TABLES
 from tests.conftest import FIXTURES
 
 RUNS = sorted(p.parent for p in (FIXTURES / "runs").glob("*/truth.json"))
@@ -67,3 +72,17 @@ def test_fingerprint_leaves_out_steps_and_files() -> None:
 def test_schema_is_valid_and_described_on_the_command_line() -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(text()))
     assert (Path(pipelog.__file__).parent / "schema" / "report-1.json").exists()
+
+
+def test_a_fault_inside_a_table_is_told_once_and_costs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stage_time fails, and so do the bubble and the balance that need it: one note names the first."""
+
+    def broken(*_: Any) -> NoReturn:
+        raise ZeroDivisionError("no stage")
+
+    load(pipelog.tables)
+    monkeypatch.setitem(TABLES, "stage_time", replace(TABLES["stage_time"], compute=broken))
+    found = pipelog.diagnose(pipelog.read(FIXTURES / "runs" / "heavy-stage2"))
+    assert [n for n in found.notes if n.startswith("pipelog failed on the table stage_time (ZeroDivisionError: no stage)")]
+    assert sum("pipelog failed" in n for n in found.notes) == 1
+    assert next(o.status for o in found.outcomes if o.name == "stage-imbalance") is Status.FAILED

@@ -68,7 +68,7 @@ class Tables:
         return self._known[name]
 
     def get(self, name: str) -> Any:
-        """A table, or None where the data do not carry it; one that fails costs its figures, not the report."""
+        """A table, or None where the data do not carry it; one that fails costs its figures, not the report, which names it (`faults`)."""
         try:
             return self[name]
         except CannotTell:
@@ -76,6 +76,14 @@ class Tables:
         except Exception:
             log.debug("table %s failed", name, exc_info=True)
             return None
+
+    def faults(self) -> dict[str, Exception]:
+        """Tables in which pipelog itself failed, by name; not those that only need one of them."""
+        first: dict[int, tuple[str, Exception]] = {}
+        for name, error in self._failed.items():  # a need fails before what needs it
+            if not isinstance(error, CannotTell):
+                first.setdefault(id(error), (name, error))
+        return dict(first.values())
 
     def of_attempt(self, number: int) -> Tables:
         """The same tables of another attempt; what is the same for all attempts is shared."""
