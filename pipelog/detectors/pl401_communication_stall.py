@@ -33,7 +33,7 @@ def communication_stall(
 ) -> Iterator[Finding]:
     """One finding a link (both directions together), a kind of collective, or a run of spikes."""
     pp = topology.pp or 0
-    links = tables.get("links") if pp > 1 else None
+    links = tables.get("links") if pp > 1 and len(_messages(tables)) else None
     collectives = _of_all_ranks(tables, topology)
     found: list[Finding] = []
     if links is not None:
@@ -42,11 +42,19 @@ def communication_stall(
         found += _links(links, messages, topology, limit, floor)
     if collectives is not None:
         found += _collectives(collectives, tables, collective)
+    if links is None and pp > 1 and not found and tables.get("links") is not None:
+        raise CannotTell("the traces do not say whom a message goes to: record them with record_shapes=True")
     if links is None and pp != 1:
         found += _from_timers(tables, pp, limit, spike, optional=bool(found))
     elif pp == 1 and collectives is None:
         raise CannotTell("no pipeline, and no collectives that all ranks recorded")
     yield from found
+
+
+def _messages(tables: Tables) -> pd.DataFrame:
+    """Messages that were matched, sender and receiver. Traces that do not say whom a call talks to have none, and then no link is clear."""
+    found = tables.get("messages")
+    return pd.DataFrame() if found is None else found
 
 
 def _of_all_ranks(tables: Tables, topology: Topology) -> pd.DataFrame | None:
