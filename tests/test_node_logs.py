@@ -1,0 +1,48 @@
+"""The host of a kernel's log, told by its name only where other lines know it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelog import read
+from pipelog.reading.node_logs import host_of_name
+
+XID = "[Tue Mar  5 15:20:08 2024] NVRM: Xid (PCI:0000:3b:00): 79, pid=4312, name=python, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("dmesg-gpu17.txt", "gpu17"),
+        ("gpu17.dmesg", "gpu17"),
+        ("dmesg.gpu17.log.gz", "gpu17"),
+        ("GPU17_kern.log", "gpu17"),
+        ("logs/gpu17/dmesg.log", "gpu17"),
+        ("dmesg-gpu20.txt", "gpu20"),
+        ("dmesg-gpu16.txt", "gpu16.cluster.local"),
+        ("dmesg.txt", None),
+        ("dmesg-T.txt", None),
+        ("dmesg-2024-03-05.txt", None),
+        ("dmesg_run2.txt", None),
+        ("dmesg-rank3.txt", None),
+        ("gpu17.log", None),
+    ],
+)
+def test_name_of_a_kernel_log(name: str, host: str | None) -> None:
+    """`gpu20` is none of the job's hosts, but built like them."""
+    assert host_of_name(name, ["gpu16.cluster.local", "gpu17", "localhost"]) == host
+
+
+def test_no_host_is_known() -> None:
+    assert host_of_name("dmesg-gpu17.txt", []) is None
+
+
+def test_rows_of_the_kernel_get_the_host_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "dmesg-gpu17.txt").write_text(XID)
+    (tmp_path / "dmesg.txt").write_text(XID)
+    (tmp_path / "slurm-7.out").write_text("srun: error: gpu17: task 6: Aborted\nsrun: error: gpu16: task 2: Terminated\nKilled\n")
+    rows = read(tmp_path, jobs=1).table.select(["file", "name", "host"]).to_pylist()
+    assert [(r["file"], r["host"]) for r in rows if r["name"] == "kernel-xid"] == [("dmesg-gpu17.txt", "gpu17"), ("dmesg.txt", None)]
+    assert [r["host"] for r in rows if r["name"] == "shell-signal"] == [None]
