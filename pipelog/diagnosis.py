@@ -9,6 +9,7 @@ from typing import Any
 
 import pipelog.detectors
 import pipelog.postmortem
+import pipelog.postmortem.kinds
 import pipelog.replay
 import pipelog.tables
 from pipelog import summary
@@ -34,6 +35,7 @@ def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str
     load(pipelog.tables)
     load(pipelog.replay)
     load(pipelog.postmortem)
+    load(pipelog.postmortem.kinds)
     load(pipelog.detectors)
     chosen = thresholds(options or {})
     tables = Tables(events, attempt)

@@ -18,3 +18,7 @@ class BadOption(PipelogError):
 
 class BadReport(PipelogError):
     """A report.json or an event table that is not one of ours."""
+
+
+class BadPlugin(PipelogError):
+    """Something that another distribution offers and that cannot be imported."""

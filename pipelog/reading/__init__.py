@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 import pipelog.parsers
 from pipelog._text import seconds
-from pipelog.errors import BadReport, NoInput
+from pipelog.errors import BadPlugin, BadReport, NoInput
 from pipelog.events import Events, Input, Skipped, conform, join
 from pipelog.reading import cache, sniff
 from pipelog.reading.configs import read_config
@@ -120,6 +120,8 @@ def read_one(source: Source, *, cached: bool = False) -> Events:
     try:
         kind, why = sniff.kind(source)
         events = _read(source, kind, why)
+    except BadPlugin:  # no fault of the file
+        raise
     except OSError as error:
         return _ignored(source, f"it could not be read: {error.strerror or error}")
     except Exception as error:  # one file must not cost the user the rest of the folder

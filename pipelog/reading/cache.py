@@ -1,4 +1,4 @@
-"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change and the code of pipelog.
+"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change, the code of pipelog and its plug-ins.
 
 Only the command line uses it. A cache that cannot be written or read costs nothing but time.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,7 +42,19 @@ def place(source: Source) -> Path | None:
 def _code() -> str:
     """Version, and when each module was changed: what an earlier state of a clone has read counts no more."""
     modules = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return repr((__version__, [(m.name, m.stat().st_mtime_ns) for m in modules]))
+    return repr((__version__, [(m.name, m.stat().st_mtime_ns) for m in modules], _plugins()))
+
+
+def _plugins() -> list[tuple[str, str | None, int | None]]:
+    """The parsers that other distributions offer: module, version, and when it was changed."""
+    found = []
+    for plugin in entry_points(group="pipelog.parsers"):
+        changed = None
+        with contextlib.suppress(ImportError, OSError, ValueError):  # what cannot be found is said when it is loaded
+            spec = importlib.util.find_spec(plugin.module)
+            changed = Path(spec.origin).stat().st_mtime_ns if spec and spec.origin else None
+        found.append((plugin.value, plugin.dist.version if plugin.dist else None, changed))
+    return sorted(found, key=repr)
 
 
 def load(path: Path) -> Events | None:
