@@ -86,43 +86,53 @@ def messages(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]
 def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> pd.DataFrame:
     """Sends joined with their receives; times on each side's own clock."""
     sends, receives = [], []
-    for trace in host_traces:
+    for i, trace in enumerate(host_traces):
         device = device_traces.get(trace.file)
         on_device = device is not None and np.isin(device.group, (SEND, RECEIVE)).any()
         made = _of_device(trace, device) if device is not None and on_device else _of_host(trace)
-        made = made[made["peer"] >= 0].assign(rank=trace.rank, file=trace.file, clock=trace.clock, on_device=bool(on_device))
+        made = made[made["peer"] >= 0].assign(rank=trace.rank, trace=i, on_device=bool(on_device))
         made["step"] = np.array([w[0] for w in trace.windows], np.int64)[made["window"].to_numpy()]
         sends.append(made[made["sends"]].drop(columns="sends"))
         receives.append(made[~made["sends"]].drop(columns="sends"))
     left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()
     right = pd.concat(receives, ignore_index=True) if receives else pd.DataFrame()
-    columns = [
-        "step",
-        "source",
-        "target",
-        "number",
-        "bytes",
-        "send_ns",
-        "send_end_ns",
-        "receive_ns",
-        "receive_end_ns",
-        "gap_ns",
-        "on_device",
-        "clock",
-        "clock_r",
-        "file",
-        "line",
-    ]
     if not len(left) or not len(right):
-        return pd.DataFrame({c: pd.Series(dtype="int64") for c in columns})
+        return pd.DataFrame({c: pd.Series(dtype="int64") for c in _MESSAGE})
     for frame in (left, right):  # without step numbers the windows are counted
         frame["step"] = np.where(frame["step"] < 0, frame["window"], frame["step"])
-    left, right = left.rename(columns={"rank": "source", "peer": "target"}), right.rename(columns={"rank": "target", "peer": "source"})
-    keys = ["step", "source", "target"]
-    left, right = _numbered(left, keys), _numbered(right, keys)
-    both = left.merge(right, on=[*keys, "number", "count"], suffixes=("", "_r"))
-    both = both.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns", "call_ns_r": "receive_ns", "end_ns_r": "receive_end_ns"})
-    return both[columns]
+    made = _matched(left.rename(columns={"rank": "source", "peer": "target"}), right.rename(columns={"rank": "target", "peer": "source"}))
+    codes, clocks = pd.factorize(np.array([t.clock for t in host_traces], object))
+    words = {"file": pd.Categorical.from_codes(made["trace"], [t.file for t in host_traces])}  # words once, however many messages there are
+    words |= {name: pd.Categorical.from_codes(codes[made[of]], clocks) for name, of in (("clock", "trace"), ("clock_r", "trace_r"))}
+    return made.assign(**words)[_MESSAGE]
+
+
+_MESSAGE = [
+    "step", "source", "target", "number", "bytes", "send_ns", "send_end_ns", "receive_ns", "receive_end_ns", "gap_ns", "on_device", "clock", "clock_r",
+    "file", "line",
+]  # fmt: skip
+
+
+def _matched(sends: pd.DataFrame, receives: pd.DataFrame) -> pd.DataFrame:
+    """Sends beside their receives, first in, first out, of the steps and directions in which both sides made as many.
+
+    Both sides in order of step, source, target and call: then the n-th of one side is the n-th of the other, and nothing has to be joined.
+    """
+    ranks = int(max(f[n].max() for f in (sends, receives) for n in ("source", "target"))) + 1
+    sides = []
+    for side in (sends, receives):
+        step, source, target = (side[n].to_numpy(dtype=np.int64) for n in ("step", "source", "target"))
+        key = (step * ranks + source) * ranks + target
+        order = np.lexsort((side["call_ns"].to_numpy(dtype=np.int64), key))
+        sides.append((side, order, key[order], *np.unique(key[order], return_counts=True)))
+    both, at, other = np.intersect1d(sides[0][3], sides[1][3], assume_unique=True, return_indices=True)
+    good = both[sides[0][4][at] == sides[1][4][other]]
+    (left, keys), (right, _) = ((side.iloc[order[mask := np.isin(key, good)]], key[mask]) for side, order, key, _, _ in sides)
+    first = np.flatnonzero(np.concatenate(([True], np.diff(keys) != 0))) if len(keys) else np.zeros(0, np.int64)
+    number = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+    taken = {"receive_ns": right["call_ns"], "receive_end_ns": right["end_ns"], "trace_r": right["trace"]}
+    made = left.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns"})
+    return made.assign(number=number, **{name: column.to_numpy() for name, column in taken.items()}).reset_index(drop=True)
 
 
 def _of_host(trace: HostTrace) -> pd.DataFrame:
@@ -147,13 +157,6 @@ def _of_device(trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
     rows |= {"end_ns": device.end[places], "gap_ns": device.idle_before(places), "bytes": device.size[places], "line": device.line[places]}
     found = pd.DataFrame(rows)
     return found[found["window"] >= 0]
-
-
-def _numbered(calls: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The calls in order, with their number in their step and direction, and how many there are."""
-    calls = calls.sort_values([*keys, "call_ns"], kind="stable")
-    groups = calls.groupby(keys)["call_ns"]
-    return calls.assign(number=groups.cumcount(), count=groups.transform("size"))
 
 
 def _gap_before(trace: HostTrace, calls: np.ndarray) -> np.ndarray:
