@@ -96,6 +96,12 @@ def test_the_report_says_what_the_source_says() -> None:
     assert report.metrics["replay"]["slowdown"] == pytest.approx(EXPECTED["S"], rel=0.002)
     assert report.metrics["replay"]["file"] == "trace-ST.parquet"
     assert report.metrics["what_if"] == []
+    critical = report.metrics["replay"]["critical"]
+    assert sum(c["share"] for c in critical) == pytest.approx(1, abs=0.02)
+    assert (critical[0]["stage"], critical[0]["instruction"]) == (3, "backward-compute")
+    worker = next(e for e in report.metrics["replay"]["effects"] if e["of"] == "worker")
+    assert (worker["stage"], worker["replica"]) == (3, 1)
+    assert worker["slowdown"] == pytest.approx(EXPECTED["M_W_parts"]["tadd"] / EXPECTED["T_ideal_s"], rel=0.002)
     raw = pq.read_table(SET / "trace-ST.parquet").to_pandas()
     raw = raw[raw["optype"].isin(["forward-compute", "backward-compute"])].astype({"start_ts": float, "duration": float})
     phase = raw.groupby(["step", "dp_rank"]).apply(lambda r: (r["start_ts"] + r["duration"]).max() - r["start_ts"].min(), include_groups=False)

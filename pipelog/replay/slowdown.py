@@ -7,7 +7,7 @@ computation, the median for what waits for a wire. S = T / T_ideal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,7 @@ class Slowdown:
     which this class alone is as measured) and cost (share of the replayed length that goes where it alone is ideal). last_stage,
     slowest_workers: (T - T') / (T - T_ideal) with T' where the last stage, or the slowest 3 % of workers, are ideal; null without a
     difference. It can leave [0, 1], since parts interact.
+    critical: share of the critical path by stage, target (of a transfer in traces) and instruction, over all steps.
     """
 
     file: str | None
@@ -47,6 +48,7 @@ class Slowdown:
     last_stage: float | None
     slowest_workers: float | None
     workers: tuple[tuple[int, int], ...] = ()
+    critical: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def slowdown(self) -> float:
@@ -88,12 +90,23 @@ def of_operations(job: Operations) -> Slowdown:
     effects = pd.DataFrame(rows, columns=EFFECTS)
     last = float(effects[(effects["of"] == "stage")].iloc[-1]["cost"])
     slowest = _slowest(effects)
+    for replica, stage in slowest:
+        mine = (job.replica == replica) & (job.stage == stage)
+        alone = mean(np.where(mine[:, None], actual, best)) / ideal_ns
+        effects.loc[len(effects)] = ["worker", stage, replica, None, -1, alone, _cost(replayed, mean(np.where(mine[:, None], best, actual)))]
     fixed = np.isin(job.replica * (int(job.stage.max()) + 1) + job.stage, [r * (int(job.stage.max()) + 1) + s for r, s in slowest])
     without = mean(np.where(fixed[:, None], best, actual))
     return Slowdown(
         job.file, "operations", len(job.steps), float(job.observed().mean()), replayed, ideal_ns, effects,
-        mitigated(replayed, replayed * (1 - last), ideal_ns), mitigated(replayed, without, ideal_ns), slowest,
+        mitigated(replayed, replayed * (1 - last), ideal_ns), mitigated(replayed, without, ideal_ns), slowest, _critical(job),
     )  # fmt: skip
+
+
+def _critical(job: Operations) -> pd.DataFrame:
+    start, end = job.dag.run(job.own)
+    time = np.where(job.dag.critical(start, end), job.own, 0).sum(axis=1)
+    rows = pd.DataFrame({"stage": job.stage, "target": -1, "instruction": job.name, "share": time / time.sum()})
+    return rows.groupby(["stage", "target", "instruction"], as_index=False)["share"].sum()
 
 
 def mitigated(replayed: float, without: float, ideal_ns: float) -> float | None:

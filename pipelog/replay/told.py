@@ -28,7 +28,7 @@ def figures(tables: Tables) -> JSON | None:
     measured: Measured | None = tables.get("measured") if found[0].source == "trace" else None
     first, *others = (_slowdown(s, measured) for s in found)
     check: ReplayCheck | None = tables.get("replay_check") if measured is not None else None
-    return first | _check(check) | {"critical": _critical(tables) if measured is not None else [], "others": others}
+    return first | _check(check) | {"critical": _critical(tables, found[0]), "others": others}
 
 
 def changes(tables: Tables) -> list[JSON]:
@@ -91,17 +91,25 @@ def _check(check: ReplayCheck | None) -> JSON:
     }
 
 
-def _critical(tables: Tables) -> list[JSON]:
-    """Shares of the critical path of the middle step, by stage (or link) and instruction, the largest first."""
-    rows: pd.DataFrame | None = tables.get("replay")
-    if rows is None or not rows["critical"].any():
-        return []
-    on = rows[rows["critical"]]
-    time = (on["end_ns"] - on["start_ns"]).groupby([on["stage"], on["target"].fillna(-1), on["instruction"]]).sum()
-    shares = (time / time.sum()).sort_values(ascending=False, kind="stable").head(_MOST_EFFECTS)
+def _critical(tables: Tables, found: Slowdown) -> list[JSON]:
+    """Shares of the critical path, by stage (or link) and instruction, the largest first: of the middle recorded step, or of all steps."""
+    shares = found.critical
+    if found.source == "trace":
+        rows: pd.DataFrame | None = tables.get("replay")
+        if rows is None or not rows["critical"].any():
+            return []
+        on = rows[rows["critical"]]
+        time = (on["end_ns"] - on["start_ns"]).groupby([on["stage"], on["target"].fillna(-1), on["instruction"]]).sum()
+        shares = (time / time.sum()).rename("share").reset_index()
+    shares = shares[shares["share"] >= _LEAST_EFFECT].sort_values("share", ascending=False, kind="stable").head(_MOST_EFFECTS)
     return [
-        {"stage": int(s) if t < 0 else None, "link": None if t < 0 else [int(s), int(t)], "instruction": word, "share": float(share)}
-        for (s, t, word), share in shares.items()
+        {
+            "stage": int(r["stage"]) if r["target"] < 0 else None,
+            "link": None if r["target"] < 0 else [int(r["stage"]), int(r["target"])],
+            "instruction": str(r["instruction"]),
+            "share": float(r["share"]),
+        }
+        for r in shares.to_dict("records")
     ]
 
 
