@@ -117,13 +117,13 @@ _K8S = {
 @records(
     "kubernetes-reason",
     mark=tuple(_K8S),
-    head=r"(?P<before>(?:[Rr]eason\"?[:=]\s*\"?|\s\d+/\d+\s+|^Warning\s+))$",
+    head=r"(?:(?:^\s*(?:- )?|[{,]\s*)\"?|^(?:[\w.-]+\s+)?[\w.-]+)(?P<before>[Rr]eason\"?[:=]\s*\"?|\s+\d+/\d+\s+)$|^\s*(?:\d\S* +)?(?P<event>Warning\s+)$",
     pattern=r"^(?P<reason>OOMKilled|Evicted|DeadlineExceeded)\b",
 )
 def k8s_reason(found: Records) -> Iterator[Rows]:
     """Give the end of a pod as `kubectl describe`, `get pods` and events word it."""
     names = pa.array(list(_K8S.values())).take(pc.index_in(found["reason"], pa.array(list(_K8S))))
-    yield found.rows("end", names, text=pc.utf8_trim_whitespace(joined(found["before"], found["reason"])))
+    yield found.rows("end", names, text=pc.utf8_trim_whitespace(joined(found.groups["before"], found.groups["event"], found["reason"])))
 
 
 # The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was using 210Gi, request is 200Gi
@@ -137,6 +137,7 @@ def k8s_evicted(found: Records) -> Iterator[Rows]:
 @records(
     "kubernetes-deadline",
     mark="Pod was active on the node longer than the specified deadline",
+    head=r"^(?:\s*(?:- )?\"?[Mm]essage\"?:\s+\"?|.*(?:Normal|Warning) .*|.*\"message\": ?\")?$",
     pattern=r"^(?P<words>Pod was active on the node longer than the specified deadline)",
 )
 def k8s_deadline(found: Records) -> Iterator[Rows]:
