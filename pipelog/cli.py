@@ -121,6 +121,7 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set a threshold, as in PL201.limit=0.3; `pipelog rules` lists them."
 )
+@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and addresses, to share the report. Secrets never get into it.")
 @_reading
 def analyze(
     paths: tuple[str, ...],
@@ -131,6 +132,7 @@ def analyze(
     settings: tuple[str, ...],
     jobs: int | None,
     *,
+    redact: bool,
     no_cache: bool,
     quiet: bool,
 ) -> None:
@@ -145,11 +147,11 @@ def analyze(
     name = _name(paths)
     with _given(paths) as places:
         events = _read(places, jobs, cached=not no_cache, quiet=quiet)
-        report = diagnose(events, attempt=attempt, options=options, name=name)
+        report = diagnose(events, attempt=attempt, options=options, name=name, redact=redact)
     if wanted:
-        _write(report, wanted, output, name)
+        _write(report, wanted, output, report.name)
     else:
-        _show(report, output, name, quiet=quiet)
+        _show(report, output, report.name, quiet=quiet)
     worst = report.worst()
     if fail_on and worst is not None and _SEVERITIES.index(worst.value) >= _SEVERITIES.index(fail_on):
         sys.exit(1)

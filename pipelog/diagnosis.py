@@ -17,6 +17,7 @@ from pipelog.errors import BadOption
 from pipelog.events import Events
 from pipelog.findings import DETECTORS, Detector, Evidence, Finding, Outcome, Severity, Status
 from pipelog.reading import cite
+from pipelog.redaction import redacted, without_secrets
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.tables import CannotTell, Tables
@@ -27,9 +28,12 @@ _AROUND = 3
 """Lines shown before and after a line that proves a failure."""
 
 
-def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str, float] | None = None, name: str = "run") -> Report:
+def diagnose(
+    events: Events, *, attempt: int | None = None, options: Mapping[str, float] | None = None, name: str = "run", redact: bool = False
+) -> Report:
     """Say what the events show. attempt: which start of the job (None: the last that trained); options: thresholds, {"PL201.limit": 0.3}.
 
+    Secrets in the cited lines are removed; redact: names of hosts, users, paths and addresses are replaced, too.
     Raises BadOption for a threshold or an attempt that does not exist.
     """
     load(pipelog.tables)
@@ -43,7 +47,8 @@ def diagnose(events: Events, *, attempt: int | None = None, options: Mapping[str
         raise BadOption(f"attempt {attempt} does not exist: the files hold {tables['attempts'].count} (0 is the first)")
     outcomes = tuple(run_one(d, tables, chosen.get(d.id, {})) for d in sorted(DETECTORS.values(), key=lambda d: d.id))
     report = summary.report(events, tables, _quiet_where_ended(outcomes, tables), name)
-    return _with_texts(report, events)
+    report = _with_texts(report, events)
+    return redacted(report, events) if redact else without_secrets(report)
 
 
 def thresholds(options: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -28,6 +28,7 @@ class Report:
     """What pipelog says of one job; the fields are those of report.json (a value that is not known is null).
 
     tables: the derived tables as pandas, by name (`report.tables["stage_time"]`); only where the report was made, not read.
+    redaction: what was taken out, None where nothing was: secrets (places), names (kind → different ones and places; only where asked for).
     """
 
     inputs: list[JSON]
@@ -42,6 +43,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     pipelog_version: str = __version__
     tables: dict[str, Any] = field(default_factory=dict)
+    redaction: JSON | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -72,6 +74,7 @@ class Report:
             "findings": [as_dict(f) for f in self.findings],
             "failure": self.failure,
             "notes": self.notes,
+            **({"redaction": self.redaction} if self.redaction else {}),
             "charts": self.charts,
         }
 
@@ -113,6 +116,7 @@ class Report:
                 charts=document.get("charts", {}),
                 notes=document.get("notes", []),
                 pipelog_version=document["pipelog_version"],
+                redaction=document.get("redaction"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadReport(f"not a whole report: {error!r}") from error

@@ -47,7 +47,7 @@ LAYERS = (
     ("findings",),
     ("postmortem", "detectors"),
     ("report", "charts"),
-    ("summary",),
+    ("summary", "redaction", "timeline"),
     ("reporters",),
     ("planning",),
     ("diagnosis",),
