@@ -251,6 +251,21 @@ def test_other_schedules_hold_what_they_hold() -> None:
     assert named(found, "schedule=zero-bubble (ZB-H1)").bubble < named(found, "schedule=interleaved, v=2").bubble < found[0].bubble
 
 
+def test_memory_follows_what_a_stage_holds() -> None:
+    """Peaks of 8, 7, 6, 5 GiB at 4, 3, 2, 1 micro-batches in flight: 1 GiB each. GPipe holds 8 of them everywhere, twice the size counts double."""
+    peaks = [
+        {"kind": "memory", "name": "max_allocated", "rank": r, "stage": r, "step": 2, "bytes": (8 - r) * 2**30, "line": 60 + r} for r in range(4)
+    ]
+    found = of(Pipeline(**PLAIN), fact("config.train_micro_batch_size_per_gpu", 2), *peaks)["what_if"]
+    gib = {w.change.name: None if w.peak_bytes is None else [b / 2**30 for b in w.peak_bytes] for w in found}
+    assert gib["now"] == gib["micro_batches=16"] == [8, 7, 6, 5]
+    assert gib["schedule=gpipe"] == [12, 12, 12, 12]
+    assert gib["micro_batches=4, micro_batch_size=4"] == [12, 10, 8, 6]
+    assert gib["micro_batches=16, micro_batch_size=1"] == [6, 5.5, 5, 4.5]
+    assert gib["stages=2"] is gib["checkpointing=on (all stages)"] is None
+    assert named(of(Pipeline(**PLAIN))["what_if"], "now").peak_bytes is None
+
+
 def layers(counts: list[int]) -> list[Row]:
     return [{"kind": "stage", "name": "layers", "stage": s, "value": float(n), "file": "train.log", "line": 90 + s} for s, n in enumerate(counts)]
 
