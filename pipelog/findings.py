@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -124,7 +125,7 @@ def detector(id_: str, name: str, *, needs: tuple[str, ...]) -> Callable[[Callab
     """
 
     def add(function: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
-        page = (__import__("sys").modules[function.__module__].__doc__ or "").strip()
+        page = (sys.modules[function.__module__].__doc__ or "").strip()
         DETECTORS.add(id_, Detector(id_, name, needs, page, dict(function.__kwdefaults__ or {}), function))
         return function
 

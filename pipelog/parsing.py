@@ -1,7 +1,7 @@
-r"""What a parser of log lines is written against: `@records`, `@block`, `Records`, `Block`.
+r"""What a parser of log lines is written against: `@records`, `@lines`, `@block`, `Records`, `Block`.
 
 A rank's output mixes formats and glues lines together, so not lines but *marks* open records. A parser names the literal
-its record begins with; one scan finds all marks of all parsers; a record runs from its mark to the next mark, `\\r` or end of
+its record begins with; one scan finds all marks of all parsers; a record runs from its mark to the next mark, `\r` or end of
 line. What stands before the mark is its *head* (launcher prefix, logger stamp, `[Rank N]`), parsed once by the engine for rank,
 host and time; a parser may ask for fields of its own in the head.
 
@@ -134,14 +134,6 @@ def block(
         return function
 
     return add
-
-
-def no_columns(length: int) -> dict[str, pa.Array]:
-    """The engine's columns for records that stand in no file: all null."""
-    words = ("host", "label", "clock")
-    return {"line": pa.nulls(length, pa.int64()), "rank": pa.nulls(length, pa.int32()), "start_ns": pa.nulls(length, pa.int64())} | {
-        name: pa.nulls(length, pa.string()) for name in words
-    }
 
 
 @dataclass(slots=True)

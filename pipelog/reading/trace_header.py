@@ -25,10 +25,8 @@ class Header(msgspec.Struct):
     trace_id: Any = None
     host_name: Any = None
     record_shapes: Any = None
-    profile_memory: Any = None
     with_stack: Any = None
     cupti_version: Any = None
-    cuda_runtime_version: Any = None
     roctracer_version: Any = None
     hip_runtime_version: Any = None
 

@@ -32,7 +32,6 @@ class Config:
     wall_clock_breakdown: bool | None = None
     memory_breakdown: bool | None = None
     deepspeed: str | None = None
-    planned_steps: int | None = None
     said: dict[str, Said] = field(default_factory=dict)
     conflicts: list[tuple[str, list[Said]]] = field(default_factory=list)
 
@@ -50,7 +49,6 @@ _ORDER = {  # value → facts that state it, most trusted first: what the engine
     "activation_checkpoint_interval": ("config.pipeline.activation_checkpoint_interval",),
     "steps_per_print": ("config.steps_per_print",),
     "virtual_stages": ("args.virtual_pipeline_model_parallel_size",),
-    "planned_steps": ("args.train_iters", "args.steps"),
 }
 _MAY_BE_ZERO = frozenset(("zero_stage", "activation_checkpoint_interval"))
 _MOST = 1 << 40
