@@ -70,7 +70,7 @@ def test_a_case_says_one_thing(rule: str) -> None:
 
 
 def test_every_rule_has_all_kinds_of_cases() -> None:
-    assert set(FILES) == set(DETECTORS)
+    assert set(FILES) == set(DETECTORS), "a rule without its fixtures/detectors/<ID>.toml, or the other way round"
     for rule, cases in FILES.items():
         for kind in ("finds", "quiet", "cannot_tell"):
             assert any(kind in case for case in cases.values()), f"{rule} has no case with {kind!r}"

@@ -27,6 +27,7 @@ def golden_rows(path: Path) -> list[dict[str, Any]]:
 def test_log_gives_its_golden_rows(log: Path, *, update: bool) -> None:
     golden = log.with_suffix(".events.jsonl")
     lines = [json.dumps(row, ensure_ascii=False) for row in golden_rows(log)]  # as text, since a NaN equals no NaN
+    assert update or golden.exists(), "no golden rows yet: run this test with --update, and look at what it writes"
     if update:
         golden.write_text("".join(f"{line}\n" for line in lines))
     assert lines == golden.read_text().splitlines()

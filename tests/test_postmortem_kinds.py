@@ -60,7 +60,7 @@ def wording(name: str) -> Tables:
 
 
 def test_every_kind_has_a_wording() -> None:
-    assert set(CASES) == set(KINDS)
+    assert set(CASES) == set(KINDS), "a kind without its table in fixtures/postmortem/kinds.toml, or the other way round"
 
 
 @each_kind
