@@ -117,7 +117,7 @@ _K8S = {
 @records(
     "kubernetes-reason",
     mark=tuple(_K8S),
-    head=r"(?:(?:^\s*(?:- )?|[{,]\s*)\"?|^(?:[\w.-]+\s+)?[\w.-]+)(?P<before>[Rr]eason\"?[:=]\s*\"?|\s+\d+/\d+\s+)$|^\s*(?:\d\S* +)?(?P<event>Warning\s+)$",
+    head=r"(?:(?:^\s*(?:- )?|[{,]\s*)\"?|^(?:[\w.-]+\s+)?[\w.-]+)(?P<before>[Rr]eason\"?[:=]\s*\"?|\s+\d+/\d+\s+)$|^(?P<event>Warning\s+)$",
     pattern=r"^(?P<reason>OOMKilled|Evicted|DeadlineExceeded)\b",
 )
 def k8s_reason(found: Records) -> Iterator[Rows]:

@@ -39,7 +39,7 @@ class Marks:
 def marks() -> Marks:
     """The marks of all parsers of records and blocks. A literal belongs to one parser; raises ValueError where two claim it."""
     load(package)
-    return _marks((*RECORDS.values(), *BLOCKS.values()), _in_turn)
+    return _marks((*RECORDS.values(), *BLOCKS.values()))
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def _overlap(one: bytes, other: bytes) -> bool:
     return one in other or other in one or any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(2, short))
 
 
-def _marks(parsers: tuple[Parser, ...], grouped: Callable[[list[bytes]], list[list[bytes]]]) -> Marks:
+def _marks(parsers: tuple[Parser, ...], grouped: Callable[[list[bytes]], list[list[bytes]]] = _in_turn) -> Marks:
     owner: dict[bytes, int] = {}
     for index, parser in enumerate(parsers):
         for mark in parser.marks:
