@@ -27,7 +27,7 @@ def _column(name: str, dtype: pa.DataType, meaning: str) -> pa.Field:
 
 EVENTS = pa.schema(
     [
-        _column("kind", WORD, "what the row is: step, timer, memory, scalar, fact, message, kernel, send, …; an open list"),
+        _column("kind", WORD, "what the row is: step, timer, memory, scalar, fact, error, kernel, send, …; an open list"),
         _column("name", WORD, "which one: the timer, kernel, collective, scalar or fact"),
         _column("attempt", pa.int16(), "start of the job this belongs to, 0 first"),
         _column("rank", pa.int32(), "global rank"),
@@ -51,7 +51,7 @@ EVENTS = pa.schema(
         _column("launch_ns", pa.int64(), "start of the host call that launched it, same clock"),
         _column("file", WORD, "where it stands: path as shown in the report"),
         _column("line", pa.int64(), "line, 1 first; in a trace the index of the event in traceEvents, 0 first"),
-        _column("text", pa.large_string(), "the words, for `fact`, `message` and other rare kinds only"),
+        _column("text", pa.large_string(), "the words, for `fact`, `error` and other rare kinds only"),
     ]
 )
 
@@ -72,7 +72,7 @@ class Skipped:
 class Input:
     """One file that was looked at, and what became of it.
 
-    kind: log, trace, config, monitor, events or ignored. notes: what is known of the file as a whole (a trace's
+    kind: log, trace, config, …, events or ignored (see `reading.sniff`). notes: what is known of the file as a whole (a trace's
     header, a log's prefix); values are plain JSON.
     """
 
@@ -132,6 +132,13 @@ def constant(value: Any, dtype: pa.DataType, length: int) -> pa.Array:
     if pa.types.is_dictionary(dtype):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(length, np.int32)), pa.array([value], dtype.value_type))
     return pa.repeat(pa.scalar(value, dtype), length)
+
+
+def of_rows(rows: list[dict[str, Any]], names: tuple[str, ...]) -> pa.Table:
+    """Rows of few files, one dict each, as the columns *names*; null where a row lacks one."""
+    types = {name: EVENTS.field(name).type for name in names}
+    plain = {name: t.value_type if pa.types.is_dictionary(t) else t for name, t in types.items()}
+    return pa.table({name: pa.array([row.get(name) for row in rows], plain[name]) for name in names})
 
 
 def conform(table: pa.Table) -> pa.Table:

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import WORD, Skipped, constant
+from pipelog.events import EVENTS, WORD, Skipped, constant
 from pipelog.registry import Registry
 
 Rows: TypeAlias = pa.Table
@@ -38,6 +38,9 @@ Row: TypeAlias = dict[str, Any]
 
 _UNITS = {"bytes": 1, "B": 1, "KB": 2**10, "KiB": 2**10, "MB": 2**20, "MiB": 2**20, "GB": 2**30, "GiB": 2**30, "TB": 2**40, "TiB": 2**40}
 """Bytes in a unit. DeepSpeed, Megatron and torch all print binary units, also under the names MB and GB."""
+
+
+_COLUMNS = frozenset(EVENTS.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,9 @@ class Records:
         return Records(groups, {k: v.take(parent) for k, v in self.columns.items()}, self.skipped)
 
     def rows(self, kind: str, name: Any, **columns: Any) -> Rows:
-        """Rows of *kind*; name and every other column of the event table is one value or an array of them."""
+        """Rows of *kind*; name and every other column of the event table is one value or an array of them. Raises TypeError for a column it has not."""
+        if unknown := columns.keys() - _COLUMNS:
+            raise TypeError(f"the event table has no column {', '.join(sorted(unknown))}")
         n = len(self)
         out: dict[str, Any] = dict(self.columns)
         for key, value in {"kind": kind, "name": name, **columns}.items():

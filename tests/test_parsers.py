@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pipelog.parsing import Records
 from pipelog.reading.files import Source
 from pipelog.reading.logs import read_log
 from tests.conftest import FIXTURES
@@ -31,3 +33,9 @@ def test_log_gives_its_golden_rows(log: Path, *, update: bool) -> None:
     if update:
         golden.write_text("".join(f"{line}\n" for line in lines))
     assert lines == golden.read_text().splitlines()
+
+
+def test_a_column_that_the_event_table_has_not_is_a_fault_of_the_parser() -> None:
+    """It would be dropped unseen."""
+    with pytest.raises(TypeError, match="no column setp"):
+        Records({}, {"line": pa.array([1]), "rank": pa.array([None], pa.int32())}).rows("step", "own", setp=pa.array([7]))

@@ -7,7 +7,7 @@ import re
 
 import pyarrow as pa
 
-from pipelog.events import EVENTS, Input, Skipped, conform, constant
+from pipelog.events import WORD, Input, Skipped, conform, constant, of_rows
 from pipelog.parsers._config_facts import Entry, Reader
 from pipelog.reading.files import Source
 from pipelog.reading.streams import Stream
@@ -87,19 +87,13 @@ def read_config(source: Source) -> tuple[pa.Table, Input]:
     reader = Reader(strict=False)
     entries = reader.entries(_lines(_text(bytes(data[:_LARGEST]))))
     rows = [entry.row() for entry in entries if entry.path != ("world_size",)]  # DeepSpeed's, printed, counts replicas; here it is somebody else's
-    names = ("kind", "name", "value", "text", "line")
-    columns = {name: pa.array([row[name] for row in rows], _plain(EVENTS.field(name).type)) for name in names}
-    columns["file"] = constant(source.shown, EVENTS.field("file").type, len(rows))
-    table = conform(pa.table(columns))
+    table = of_rows(rows, ("kind", "name", "value", "text", "line"))
+    table = conform(table.append_column("file", constant(source.shown, WORD, len(rows))))
     given.events = table.num_rows
     given.skipped = [*reader.trouble[:200], *stream.trouble]
     if len(data) > _LARGEST:
         given.skipped.append(Skipped(None, "only the first 8 MiB were read: no DeepSpeed configuration is as large"))
     return table, given
-
-
-def _plain(dtype: pa.DataType) -> pa.DataType:
-    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
 def _text(data: bytes) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelog.events import EVENTS, WORD, Input, Skipped, conform, constant
+from pipelog.events import WORD, Input, Skipped, conform, constant, of_rows
 from pipelog.parsing import Row
 from pipelog.reading.files import Source, rank_of_name
 from pipelog.reading.streams import Stream
@@ -49,7 +49,7 @@ def read_error_file(source: Source) -> tuple[pa.Table, Input]:
     known: Row = {"line": 1, "group": "1", "value": 0.0, "rank": rank_of_name(source.shown), "label": f"local {place.group(1)}" if place else None}
     rows = [known | row for row in _rows(document)] if isinstance(document, dict) else []
     names = ("kind", "name", "line", "text", "stream", "value", "group", "label", "rank", "start_ns", "clock")
-    table = pa.table({name: pa.array([row.get(name) for row in rows], _plain(EVENTS.field(name).type)) for name in names})
+    table = of_rows(rows, names)
     table = conform(table.append_column("file", constant(source.shown, WORD, len(rows))))
     given.events = table.num_rows
     given.notes = {
@@ -60,10 +60,6 @@ def read_error_file(source: Source) -> tuple[pa.Table, Input]:
         "cut_stream": bool(stream.trouble),
     }
     return table, given
-
-
-def _plain(dtype: pa.DataType) -> pa.DataType:
-    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
 def _rows(document: dict[str, Any]) -> Iterator[Row]:

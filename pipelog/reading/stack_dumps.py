@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelog.events import EVENTS, WORD, Input, Skipped, conform, constant
+from pipelog.events import WORD, Input, Skipped, conform, constant, of_rows
 from pipelog.parsers._stacks import MOST_FRAMES, Stack, frame_of, process_of, said_of, stack_of
 from pipelog.parsing import Row
 from pipelog.reading import heads
@@ -64,17 +64,13 @@ def read_stack_dump(source: Source) -> tuple[pa.Table, Input]:
     rows = list(_of_json(text, given)) if text.lstrip()[:1] == b"[" and _JSON.match(text) else list(_of_text(text))
     rank = rank_of_name(source.shown)
     names = ("kind", "name", "line", "text", "stream", "value", "label", "host", "rank")
-    table = pa.table({name: pa.array([row.get(name) for row in rows], _plain(EVENTS.field(name).type)) for name in names})
+    table = of_rows(rows, names)
     if rank is not None:
         table = table.set_column(names.index("rank"), "rank", pa.compute.coalesce(table["rank"], pa.scalar(rank, pa.int32())))
     table = conform(table.append_column("file", constant(source.shown, WORD, len(rows))))
     given.events = table.num_rows
     given.notes = {"rank_from_name": rank}
     return table, given
-
-
-def _plain(dtype: pa.DataType) -> pa.DataType:
-    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
 @dataclass(slots=True)
