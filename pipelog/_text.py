@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 
 def percent(share: float) -> str:
@@ -21,6 +22,11 @@ def seconds(ns: float) -> str:
         if abs(ns) >= size:
             return f"{digits(ns / size)} {unit}"
     return f"{ns:.0f} ns"
+
+
+def iso(ns: int) -> str:
+    """A time as logs stamp it, ns since the epoch: ISO 8601 without a zone, to the millisecond."""
+    return datetime.fromtimestamp(ns / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def size(count: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pipelog._text import iso
 from pipelog.tables import Tables, merged
 from pipelog.tables.steps import Steps, series
 
@@ -245,8 +245,8 @@ def _lanes(tables: Tables) -> dict[str, Any] | None:
     shown, rest = ranked.head(_MOST_LANES).sort_values("rank"), ranked.iloc[_MOST_LANES:]
     since = _since(int(begin))
     made: dict[str, Any] = {
-        "from": _iso(int(begin)),
-        "to": _iso(int(end)),
+        "from": iso(int(begin)),
+        "to": iso(int(end)),
         "length_s": since(end),
         "rows": [_lane(r, since) for r in shown.to_dict("records")],
     }
@@ -257,10 +257,6 @@ def _lanes(tables: Tables) -> dict[str, Any] | None:
 
 def _since(begin: int) -> Callable[[Any], float | None]:
     return lambda ns: None if pd.isna(ns) else round((int(ns) - begin) / 1e9, 3)
-
-
-def _iso(ns: int) -> str:
-    return datetime.fromtimestamp(ns / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def _lane(row: dict[str, Any], since: Callable[[Any], float | None]) -> dict[str, Any]:

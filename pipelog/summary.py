@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog import charts
+from pipelog._text import iso
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
@@ -74,7 +74,7 @@ def _run(tables: Tables) -> JSON:
         "frameworks": {
             "deepspeed": config.deepspeed,
             "torch": str(torch[0].value) if torch else None,
-            "megatron": bool(len(facts[facts["name"].str.startswith("args.")]) and _has(tables, "megatron")) or None,
+            "megatron": bool(len(facts[facts["name"].str.startswith("args.")]) and _megatron_printed(tables)) or None,
         },
         "started_at": started,
         "ended_at": ended,
@@ -116,8 +116,8 @@ def _changes(tables: Tables) -> dict[int, list[str]]:
     return {int(attempt): list(mine) for attempt, mine in said_.groupby(found["attempt"])}
 
 
-def _has(tables: Tables, source: str) -> bool:
-    return bool(len(of_kind(tables["here"], "iteration", "megatron_timer"))) or tables["steps"].source == source
+def _megatron_printed(tables: Tables) -> bool:
+    return bool(len(of_kind(tables["here"], "iteration", "megatron_timer"))) or tables["steps"].source == "megatron"
 
 
 def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
@@ -130,8 +130,8 @@ def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
         if len(times):
             low, high = int(pa.compute.min(times).as_py()), int(pa.compute.max(times).as_py())
             if _goes_on(rows, mask):
-                return _iso(low) + suffix, None, None
-            return _iso(low) + suffix, _iso(high) + suffix, round((high - low) / 1e9, 3)
+                return iso(low) + suffix, None, None
+            return iso(low) + suffix, iso(high) + suffix, round((high - low) / 1e9, 3)
     return None, None, None
 
 
@@ -141,10 +141,6 @@ def _goes_on(rows: pa.Table, stamped: pa.Array) -> bool:
     steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas()
     after = steps["line"] > steps["file"].astype(object).map(last).fillna(np.inf)
     return int(after.sum()) > 1  # one may stand behind the stamp of its own step
-
-
-def _iso(ns: int) -> str:
-    return datetime.fromtimestamp(ns / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def _median_step(steps: Steps) -> float | None:
@@ -322,7 +318,7 @@ def _failure(death: Death) -> JSON | None:
         "ranks": list(death.ranks),
         "stages": list(death.stages),
         "hosts": list(death.hosts),
-        "at": _iso(death.at_ns) if death.at_ns is not None else None,
+        "at": iso(death.at_ns) if death.at_ns is not None else None,
         "step": death.step,
         "phase": death.phase,
         "kind": death.kind,
