@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from pipelog.parsing import Records
 from pipelog.reading.files import Source
 from pipelog.reading.logs import read_log
-from tests.conftest import FIXTURES
+from tests.conftest import FIXTURES, ROOT
 
 LOGS = sorted((FIXTURES / "logs").glob("*/*.log"))
 
@@ -33,6 +34,15 @@ def test_log_gives_its_golden_rows(log: Path, *, update: bool) -> None:
     if update:
         golden.write_text("".join(f"{line}\n" for line in lines))
     assert lines == golden.read_text().splitlines()
+
+
+def test_docs_events_has_every_kind_of_row_and_every_name_of_an_error() -> None:
+    written = [json.loads(line) for log in LOGS for line in log.with_suffix(".events.jsonl").read_text().splitlines()]
+    known = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "events.md").read_text()))
+    wanted = {r["kind"] for r in written if "kind" in r} | {
+        r["name"] for r in written if r.get("kind") in ("error", "overflow", "checkpoint", "start")
+    }
+    assert not wanted - known, "docs/events.md lacks their rows"
 
 
 def test_a_column_that_the_event_table_has_not_is_a_fault_of_the_parser() -> None:
