@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -216,3 +218,18 @@ def test_processes_say_what_one_process_says(tmp_path: Path, monkeypatch: pytest
     together = pipelog.read(tmp_path, jobs=2)
     assert together.table.cast(alone.table.schema).to_pylist() == alone.table.to_pylist()
     assert together.inputs == alone.inputs
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Processes that are started anew would import it, and so run it again, up to its own call of read."""
+    for name in ("one.log", "two.log"):
+        (tmp_path / name).write_text("steps: 1 loss: 9.1 iter time (s): 1.0 samples/sec: 4.0\n")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import pipelog, pipelog.reading\n"
+        "pipelog.reading._WORTH_PROCESSES = 0\n"
+        "print('begun')\n"
+        f"print(pipelog.read({str(tmp_path / 'one.log')!r}, {str(tmp_path / 'two.log')!r}, jobs=2).table.num_rows)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout.split(), done.stderr) == (["begun", "6"], "")

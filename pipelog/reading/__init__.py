@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -90,12 +93,24 @@ def _each(found: Sequence[Source], workers: int, *, cached: bool) -> Iterator[Ev
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="pipelog-") as folder, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         by_size = sorted(range(len(found)), key=lambda i: -found[i].bytes)  # the largest first, so that none is left for the end
-        futures = {i: pool.submit(_to_file, found[i], f"{folder}/{i}.arrow", cached=cached) for i in by_size}
+        with _without_main():
+            futures = {i: pool.submit(_to_file, found[i], f"{folder}/{i}.arrow", cached=cached) for i in by_size}
         for i, source in enumerate(found):
             try:
                 yield _from_file(*futures[i].result())
             except BrokenProcessPool:  # a process was killed, most likely for its memory: one file at a time needs less
                 yield read_one(source, cached=cached)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """While processes are started, `__main__` is empty: each would else run the user's script again, up to its own call of `read`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _to_file(source: Source, path: str, *, cached: bool) -> tuple[str, list[Input]]:
