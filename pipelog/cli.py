@@ -15,74 +15,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from pipelog._commands import Commands
 from pipelog._text import count
 from pipelog._version import __version__
-from pipelog.errors import BadOption, PipelogError
-
-log = logging.getLogger(__name__)
+from pipelog.errors import BadOption
 
 _SEVERITIES = ("info", "warning", "error")
 
 
-class _Commands(click.Group):
-    """Errors that the user can mend become one line and exit code 2."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the options that stand before the command."""
-        try:
-            return super().make_context(*args, **extra)
-        except click.UsageError as error:
-            _mend(error)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; PipelogError is caught here and nowhere else."""
-        try:
-            return super().invoke(ctx)
-        except PipelogError as error:
-            _say(str(error))
-            ctx.exit(2)
-        except click.UsageError as error:
-            _mend(error)
-        except (BrokenPipeError, KeyboardInterrupt) as error:
-            return _cut_short(ctx, interrupted=isinstance(error, KeyboardInterrupt))
-        except SystemExit as error:
-            if isinstance(error.__context__, BrokenPipeError):  # rich ends the program itself
-                return _cut_short(ctx, interrupted=False)
-            raise
-        except Exception as error:
-            if isinstance(error, click.ClickException | click.exceptions.Exit | click.Abort):
-                raise
-            log.debug("failed", exc_info=True)
-            _say(f"failed ({type(error).__name__}: {error}); please report it, with what `pipelog -v {' '.join(sys.argv[1:2])} …` prints")
-            ctx.exit(2)
-
-
-def _cut_short(ctx: click.Context, *, interrupted: bool) -> None:
-    """The reader of a pipe has gone, and nothing is left to say; or the user stopped it, which --fail-on must not be confused with."""
-    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    ctx.exit(130 if interrupted else 0)
-
-
-def _mend(error: click.UsageError) -> NoReturn:
-    """A wrong option or argument, in one line; a bare `pipelog` gets its help."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        raise error
-    where = error.ctx.command_path if error.ctx else "pipelog"
-    _say(f"{error.format_message().rstrip('.')} (`{where} --help` lists what there is)")
-    sys.exit(2)
-
-
-def _say(text: str) -> None:
-    line = "".join(c if c.isprintable() else " " for c in text)  # names of files may hold anything
-    click.echo(f"pipelog: {' '.join(line.split())}", err=True)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="pipelog")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what goes on inside.")
 def main(*, verbose: bool) -> None:
@@ -412,9 +358,49 @@ def _measured(run: str) -> Any:
 
 
 @main.command()
+@click.argument("a", type=click.Path(), metavar="A")
+@click.argument("b", type=click.Path(), metavar="B")
+@click.option("--format", "form", type=click.Choice(("text", "json", "md", "html")), help="Output wanted.  [default: by the suffix of -o, else text]")
+@click.option("-o", "--output", metavar="FILE", help="Where to write, - for standard output.  [default: standard output; pipelog-diff.html for html]")
+@_reading
+def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None, *, no_cache: bool, quiet: bool) -> None:
+    """Compare two runs, each a folder, a file or a report.json: is B faster than A, why, and what else changed."""
+    from pipelog.comparing import outputs  # noqa: PLC0415
+    from pipelog.comparing.comparison import compare  # noqa: PLC0415
+
+    made = compare(*(_report(path, jobs, cached=not no_cache, quiet=quiet) for path in (a, b)))
+    form = form or outputs.by_suffix(output)
+    if form == "text" and output is None and sys.stdout.isatty():
+        from rich.console import Console  # noqa: PLC0415
+
+        from pipelog.comparing.text import styled  # noqa: PLC0415
+
+        styled(made, Console(highlight=False, soft_wrap=False, legacy_windows=False))
+        return
+    text = outputs.OUTPUTS[form][1](made)
+    place = output or ("pipelog-diff.html" if form == "html" else "-")
+    if place == "-":
+        click.echo(text, nl=False)
+        return
+    _save(Path(place), text)
+    click.echo(place)
+
+
+def _report(path: str, jobs: int | None, *, cached: bool, quiet: bool) -> Any:
+    """A report.json is read; anything else is analyzed first."""
+    from pipelog.diagnosis import diagnose  # noqa: PLC0415
+    from pipelog.planning.from_run import saved  # noqa: PLC0415
+
+    return saved(path) or diagnose(_read((path,), jobs, cached=cached, quiet=quiet), name=_name((path,)))
+
+
+@main.command()
 @click.option("--plan", "of_plan", is_flag=True, help="Of what `plan --format json` writes.")
-def schema(*, of_plan: bool) -> None:
+@click.option("--diff", "of_diff", is_flag=True, help="Of what `diff --format json` writes.")
+def schema(*, of_plan: bool, of_diff: bool) -> None:
     """Print the JSON Schema of report.json."""
     from pipelog.schema import text  # noqa: PLC0415
 
-    click.echo(text("plan-1.json" if of_plan else "report-1.json"), nl=False)
+    if of_plan and of_diff:
+        raise BadOption("--plan and --diff are two schemas: ask for one")
+    click.echo(text("plan-1.json" if of_plan else "diff-1.json" if of_diff else "report-1.json"), nl=False)

@@ -37,7 +37,7 @@ HEADINGS = ("What it does:", "Why it matters:", "What to do:", "When it is wrong
 
 # each may import those that stand before it, and its own
 LAYERS = (
-    ("_version", "errors", "registry", "_text", "schedule", "schema"),
+    ("_version", "errors", "registry", "_text", "_commands", "schedule", "schema"),
     ("events",),
     ("parsing", "tracing"),
     ("parsers",),
@@ -50,6 +50,7 @@ LAYERS = (
     ("summary", "redaction", "timeline"),
     ("reporters",),
     ("planning",),
+    ("comparing",),
     ("diagnosis",),
     ("cli", "__init__", "__main__"),
 )

@@ -21,41 +21,42 @@ def render(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     said = plan.verdict
     yield MARK
-    yield f"## {said.word}: {_plain(said.sentence)}"
+    yield f"## {said.word}: {plain(said.sentence)}"
     yield ""
-    yield _plain(said.facts)
+    yield plain(said.facts)
     if plan.findings:
         yield ""
     for finding in plan.findings:
         where = ", ".join(f"{e.file}:{e.line}" for e in finding.evidence)
         name = " ".join(x for x in (finding.id, finding.name) if x)
-        yield f"- **{finding.severity.value}** {_plain(finding.title)} ({name}{f', {_plain(where)}' if where else ''})"
+        yield f"- **{finding.severity.value}** {plain(finding.title)} ({name}{f', {plain(where)}' if where else ''})"
         for advice in finding.advice:
-            yield f"  - {_plain(advice.action)}{f' ({_plain(advice.expected)})' if advice.expected else ''}"
-    for section in sections(plan):
-        yield from _section(section)
+            yield f"  - {plain(advice.action)}{f' ({plain(advice.expected)})' if advice.expected else ''}"
+    for each in sections(plan):
+        yield from section(each)
 
 
-def _section(section: Section) -> Iterator[str]:
+def section(given: Section) -> Iterator[str]:
+    """Its title, its sentences and its table."""
     yield ""
-    yield f"### {_plain(section.title)}"
+    yield f"### {plain(given.title)}"
     yield ""
-    yield from (f"{_coded(text)}  " if section.rows else f"- {_coded(text)}" for text in section.says)
-    if not section.rows:
+    yield from (f"{_coded(text)}  " if given.rows else f"- {_coded(text)}" for text in given.says)
+    if not given.rows:
         return
-    if section.says:
+    if given.says:
         yield ""
-    yield _row(section.head)
-    yield f"|{'|'.join('---:' if n in section.numbers else '---' for n in range(len(section.head)))}|"
-    for n, row in enumerate(section.rows):
-        yield _row(tuple(f"**{cell}**" if cell and n in section.now else cell for cell in map(_plain, row)), escape=False)
+    yield _row(given.head)
+    yield f"|{'|'.join('---:' if n in given.numbers else '---' for n in range(len(given.head)))}|"
+    for n, row in enumerate(given.rows):
+        yield _row(tuple(f"**{cell}**" if cell and n in given.now else cell for cell in map(plain, row)), escape=False)
 
 
 def _row(cells: tuple[str, ...], *, escape: bool = True) -> str:
-    return f"| {' | '.join(_plain(c) if escape else c for c in cells)} |"
+    return f"| {' | '.join(plain(c) if escape else c for c in cells)} |"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown shows as it is, in one line."""
     return _SIGNS.sub(r"\\\1", " ".join(visible(text).split()))
 

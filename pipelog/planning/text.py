@@ -34,37 +34,38 @@ def render(plan: Plan) -> str:
 def styled(plan: Plan, console: Console) -> None:
     """Write the plan to a console; it adapts to its width and honours NO_COLOR."""
     said = plan.verdict
-    head = _wrapped(f"{said.word}  {said.sentence}", console.width)
+    head = wrapped(f"{said.word}  {said.sentence}", console.width)
     first_line = Text(said.word, style=_TONES[said.tone])
     first_line.append(head[0].removeprefix(said.word), style="bold")
     console.print(first_line)
-    _lines(head[1:], console, style="bold")
-    _lines(_wrapped(said.facts, console.width), console, style="dim")
+    lines(head[1:], console, style="bold")
+    lines(wrapped(said.facts, console.width), console, style="dim")
     first, *rest = sections(plan) or [Section("")]
     if first.title == SEEN:
-        _section(first, console, listed=False)
+        section(first, console, listed=False)
     else:
         rest = [first, *rest]
     for finding in plan.findings:
         console.print()
         _finding(finding, console)
-    for section in rest:
-        _section(section, console)
+    for each in rest:
+        section(each, console)
 
 
-def _section(section: Section, console: Console, *, listed: bool = True) -> None:
-    if not section.title:
+def section(given: Section, console: Console, *, listed: bool = True) -> None:
+    """Its title, its sentences and its table."""
+    if not given.title:
         return
     console.print()
-    console.print(Text(section.title, style="bold"))
-    for text in section.says:
-        lines = _wrapped(text, console.width - _BULLET if listed and not section.rows else console.width)
-        if listed and not section.rows:
-            lines = [f"{' ' * _BULLET if n else '- '}{line}" for n, line in enumerate(lines)]
-        _lines(lines, console)
-    if not section.rows:
+    console.print(Text(given.title, style="bold"))
+    for text in given.says:
+        folded = wrapped(text, console.width - _BULLET if listed and not given.rows else console.width)
+        if listed and not given.rows:
+            folded = [f"{' ' * _BULLET if n else '- '}{line}" for n, line in enumerate(folded)]
+        lines(folded, console)
+    if not given.rows:
         return
-    for line, style in _table(section, console.width):
+    for line, style in _table(given, console.width):
         console.print(Text(line, style=style), no_wrap=True, overflow="ignore", crop=False)
 
 
@@ -91,23 +92,24 @@ def _table(section: Section, width: int) -> Iterator[tuple[str, str]]:
 def _finding(finding: Finding, console: Console) -> None:
     width = console.width - _INDENT
     name = f"  [{' '.join(x for x in (finding.id, finding.name) if x)}]"
-    title = _wrapped(finding.title[:1].upper() + finding.title[1:] + name, width)
+    title = wrapped(finding.title[:1].upper() + finding.title[1:] + name, width)
     head = Text(finding.severity.value.ljust(_INDENT), style=_SEVERITIES[finding.severity])
     head.append(title[0], style="none")
     console.print(head)
-    _lines(title[1:], console, indent=_INDENT)
+    lines(title[1:], console, indent=_INDENT)
     if finding.evidence:
-        _lines(_wrapped(", ".join(f"{e.file}:{e.line}" for e in finding.evidence), width), console, style="cyan", indent=_INDENT)
+        lines(wrapped(", ".join(f"{e.file}:{e.line}" for e in finding.evidence), width), console, style="cyan", indent=_INDENT)
     for advice in finding.advice:
-        _lines(_wrapped(f"→ {advice.action}{f' ({advice.expected})' if advice.expected else ''}", width), console, indent=_INDENT)
+        lines(wrapped(f"→ {advice.action}{f' ({advice.expected})' if advice.expected else ''}", width), console, indent=_INDENT)
 
 
-def _lines(lines: list[str], console: Console, *, style: str = "", indent: int = 0) -> None:
-    for line in lines:
+def lines(folded: list[str], console: Console, *, style: str = "", indent: int = 0) -> None:
+    """Lines that `wrapped` made, as they are."""
+    for line in folded:
         console.print(Text(" " * indent + line, style=style), no_wrap=True, overflow="ignore", crop=False)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most *width*; a number and its unit stay together."""
-    lines = textwrap.wrap(kept(printable(text)), max(20, width), break_on_hyphens=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
+    folded = textwrap.wrap(kept(printable(text)), max(20, width), break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in folded] or [""]

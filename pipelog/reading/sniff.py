@@ -30,12 +30,12 @@ _BINARY = {
 
 _OWN = re.compile(
     rb"""<!--\ pipelog\ (?:report|plan|diff)\ -->        # Markdown
-    |\{\s*"schema":\s*"pipelog\.(?:report|plan|diff)/ # JSON
+    |\{\s*"schema":\s*"pipelog\.(?:report|plan|diff|timeline)/ # JSON
     |\{\s*"\$schema":\s*"[^"]{,200}",\s*"version":\s*"2\.1\.0",\s*"runs":\s*\[\s*\{\s*"tool":\s*\{\s*"driver":\s*\{\s*"name":\s*"pipelog" # SARIF
     |<!doctype\ html>(?:(?!</head>).){,20000}?<meta\ name="generator"\ content="pipelog\b
     |(?:OK|SLOW|ATTENTION|FAILED|HUNG|CANCELLED|TIME\ LIMIT|PREEMPTED|CANNOT\ TELL)\ \ \S.*?^Looked\ at\ and\ clear:\    # what the terminal shows
     |(?:DOES\ NOT\ FIT|SLOW|FITS|CANNOT\ TELL)\ \ \S.*?^What\ each\ pipeline\ sees$
-    |(?:FASTER|SLOWER|NO\ DIFFERENCE|CANNOT\ TELL)\ \ \S.*?^Side\ by\ side$
+    |(?:FASTER|SLOWER|NO\ DIFFERENCE|BIGGER\ BATCH|MORE\ GPUS|CANNOT\ TELL)\ \ \S.*?^Side\ by\ side$
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )

@@ -1,4 +1,4 @@
-"""The JSON Schemas of report.json and of what `pipelog plan --format json` writes."""
+"""The JSON Schemas of report.json and of what `plan` and `diff` write with `--format json`."""
 
 from importlib.resources import files
 
