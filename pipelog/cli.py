@@ -225,25 +225,44 @@ def _save(place: Path, text: str) -> None:
 
 @main.command()
 @_paths
-@click.option("-o", "--output", required=True, metavar="FILE", help="Where to write: .parquet, or .csv.")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Where to write: .parquet or .csv; with --perfetto .json or .json.gz.")
+@click.option("--perfetto", is_flag=True, help="Write one timeline of all ranks' traces on one clock instead, for Perfetto or chrome://tracing.")
 @_reading
-def events(paths: tuple[str, ...], output: str, jobs: int | None, *, no_cache: bool, quiet: bool) -> None:
-    """Write the event table as Parquet (which `analyze` reads again) or CSV."""
+def events(paths: tuple[str, ...], output: str, jobs: int | None, *, perfetto: bool, no_cache: bool, quiet: bool) -> None:
+    """Write the event table as Parquet (which `analyze` reads again) or CSV, or the traces as one timeline."""
+    endings = (".json", ".json.gz") if perfetto else (".csv", ".parquet")
+    if not output.endswith(endings):
+        raise BadOption(f"-o {output}: the {'timeline' if perfetto else 'table'} is written as {' or '.join(endings)}")
+    with _given(paths) as places:
+        table = _read(places, jobs, cached=not no_cache, quiet=quiet)
+        try:
+            said = (_timeline if perfetto else _table)(table, output, _name(paths))
+        except OSError as error:
+            raise BadOption(f"cannot write {output}: {error.strerror or error}") from error
+    if not quiet:
+        click.echo(said, err=True)
+
+
+def _table(table: Any, output: str, _: str) -> str:
     from pipelog.placing import placed  # noqa: PLC0415
 
-    if not output.endswith((".csv", ".parquet")):
-        raise BadOption(f"-o {output}: the table is written as .parquet or .csv")
-    with _given(paths) as places:
-        table = placed(_read(places, jobs, cached=not no_cache, quiet=quiet))
-    try:
-        if output.endswith(".csv"):
-            _csv(table.table, output)
-        else:
-            table.write(output)
-    except OSError as error:
-        raise BadOption(f"cannot write {output}: {error.strerror or error}") from error
-    if not quiet:
-        click.echo(f"{count(table.table.num_rows, 'event')} of {count(len(table.inputs), 'file')} in {output}", err=True)
+    table = placed(table)
+    if output.endswith(".csv"):
+        _csv(table.table, output)
+    else:
+        table.write(output)
+    return f"{count(table.table.num_rows, 'event')} of {count(len(table.inputs), 'file')} in {output}"
+
+
+def _timeline(table: Any, output: str, name: str) -> str:
+    from pipelog import timeline  # noqa: PLC0415
+    from pipelog.diagnosis import diagnose  # noqa: PLC0415
+
+    timeline.need_traces(table)
+    made = timeline.write(table, diagnose(table, name=name), output)
+    apart = f"; {len(made.apart)} of them on clocks of their own, which nothing ties to the others" if made.apart else ""
+    parts = f"{count(made.slices, 'slice')}, {count(made.arrows, 'arrow')} and {count(made.markers, 'finding')}"
+    return f"{parts} of {count(made.processes, 'rank')} in {output}{apart}"
 
 
 def _csv(table: Any, output: str) -> None:
