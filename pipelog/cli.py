@@ -381,13 +381,14 @@ def _measured(run: str) -> Any:
 @click.argument("b", type=click.Path(), metavar="B")
 @click.option("--format", "form", type=click.Choice(("text", "json", "md", "html")), help="Output wanted.  [default: by the suffix of -o, else text]")
 @click.option("-o", "--output", metavar="FILE", help="Where to write, - for standard output.  [default: standard output; pipelog-diff.html for html]")
+@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and addresses, to share the comparison.")
 @_reading
-def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None, *, no_cache: bool, quiet: bool) -> None:
+def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None, *, redact: bool, no_cache: bool, quiet: bool) -> None:
     """Compare two runs, each a folder, a file or a report.json: is B faster than A, why, and what else changed."""
     from pipelog.comparing import outputs  # noqa: PLC0415
     from pipelog.comparing.comparison import compare  # noqa: PLC0415
 
-    made = compare(*(_report(path, jobs, cached=not no_cache, quiet=quiet) for path in (a, b)))
+    made = compare(*(_report(path, jobs, redact=redact, cached=not no_cache, quiet=quiet) for path in (a, b)))
     form = form or outputs.by_suffix(output)
     if form == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console  # noqa: PLC0415
@@ -405,12 +406,16 @@ def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None,
     click.echo(place)
 
 
-def _report(path: str, jobs: int | None, *, cached: bool, quiet: bool) -> Any:
+def _report(path: str, jobs: int | None, *, redact: bool, cached: bool, quiet: bool) -> Any:
     """A report.json is read; anything else is analyzed first."""
     from pipelog.diagnosis import diagnose  # noqa: PLC0415
     from pipelog.planning.from_run import saved  # noqa: PLC0415
+    from pipelog.redaction import redacted  # noqa: PLC0415
 
-    return saved(path) or diagnose(_read((path,), jobs, cached=cached, quiet=quiet), name=_name((path,)))
+    report = saved(path)
+    if report is None:
+        return diagnose(_read((path,), jobs, cached=cached, quiet=quiet), name=_name((path,)), redact=redact)
+    return redacted(report) if redact else report
 
 
 @main.command()

@@ -232,6 +232,48 @@ def test_bigger_micro_batches_are_a_bigger_batch() -> None:
     assert "micro-batches of 4 samples instead of 2" in made.verdict.sentence
 
 
+def test_more_gpus_and_more_micro_batches_are_no_faster_work() -> None:
+    """Twice the replicas and m 8 → 16: four times the batch in 19/11 of the step. A GPU needs 0.864 of the time for a sample, all by the schedule."""
+    more = {"topology__world_size": 8, "topology__dp": 2, "config__train_batch_size": 64, "config__micro_batches": 16}
+    made = compare(timed(STEADY), timed([s * 19 / 11 for s in STEADY], **more))
+    assert made.verdict.word == "BIGGER BATCH"
+    assert "16 micro-batches instead of 8" in made.verdict.sentence
+    assert made.time is not None
+    assert made.time.rest == pytest.approx(1)
+
+
+def test_a_gain_of_both_says_how_much_the_batch_makes() -> None:
+    """m 8 → 16, and a micro-batch in 0.7 of its time."""
+    made = compare(timed(STEADY), timed([s * 0.7 * 19 / 11 for s in STEADY], config__train_batch_size=32, config__micro_batches=16))
+    assert made.verdict.word == "FASTER"
+    assert "16 micro-batches instead of 8 alone make 13.6 % less" in made.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "more", [{"config__micro_batches": None}, {"config__micro_batch_size": None}, {"topology__world_size": None, "topology__dp": None}]
+)
+def test_a_batch_that_grew_nobody_knows_how_is_not_faster_work(more: dict[str, Any]) -> None:
+    a = timed(STEADY, **more)
+    made = compare(a, timed(STEADY, config__train_batch_size=32, **more))
+    assert made.verdict.word == "BIGGER BATCH"
+    assert "came with a bigger batch" in made.verdict.sentence
+    assert "cannot be told" in made.verdict.sentence
+
+
+def test_a_single_interval_that_holds_warm_up_tells_nothing() -> None:
+    """fail-hang-gloo-timeout printed one step time."""
+    made = pair("truncated-midline", "fail-hang-gloo-timeout")
+    assert made.verdict.word == "CANNOT TELL"
+    assert "the only step time of B is that of its first interval, which holds warm-up" in made.verdict.sentence
+
+
+def test_times_of_other_lines_are_little_sure() -> None:
+    made = compare(timed(STEADY), changed("truncated-midline", metrics__step_time_s__median=2.0, metrics__step_time_s__source="megatron"))
+    assert made.time is not None
+    assert made.time.confidence == "low"
+    assert any("other lines" in n for n in made.notes)
+
+
 def test_the_same_batch_in_smaller_micro_batches_is_faster_by_the_schedule() -> None:
     """(1 + 3/16)/(1 + 3/8) = 0.864."""
     made = compare(timed(STEADY), timed([s * 0.864 for s in STEADY], config__micro_batches=16, config__micro_batch_size=1))
@@ -436,6 +478,19 @@ def test_where_it_writes(tmp_path: Path) -> None:
     assert run("diff", a, b, "-o", tmp_path / "x" / "d.md").exit_code == 0
     assert (tmp_path / "x" / "d.md").read_text().startswith(markdown.MARK)
     assert json.loads(run("diff", a, b, "--format", "json", "-o", "-").stdout)["schema"] == "pipelog.diff/1"
+
+
+@pytest.mark.parametrize("form", ["text", "json", "md", "html"])
+def test_redacted_it_names_no_host(form: str, tmp_path: Path) -> None:
+    """The run that died names its host; a saved report is redacted, too."""
+    saved = tmp_path / "a.json"
+    saved.write_text(report("fail-sigkill-rank3").to_json().replace("localhost", "gpu-b07.example.org"))
+    plain = run("diff", saved, RUNS / "dp2-pp2-slow-replica", "--format", form, "-o", "-", "-q")
+    assert "gpu-b07" in plain.stdout
+    done = run("diff", saved, RUNS / "dp2-pp2-slow-replica", "--format", form, "-o", "-", "-q", "--redact")
+    assert done.exit_code == 0
+    assert "gpu-b07" not in done.stdout
+    assert "node-1 of A need not be node-1 of B" in " ".join(done.stdout.split())
 
 
 def test_its_own_outputs_are_not_read_as_logs(tmp_path: Path) -> None:

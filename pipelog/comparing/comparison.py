@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipelog._text import digits, percent
 from pipelog.comparing import because, places
 from pipelog.comparing.findings import Changed, changed
-from pipelog.comparing.settings import Setting, other_model, same_model_known, settings
+from pipelog.comparing.settings import Setting, other_model, renamed, same_model_known, settings
 from pipelog.comparing.side import Side, side
 from pipelog.comparing.time import Change, change, from_batch, from_gpus
 from pipelog.comparing.words import per_sample, step
@@ -84,6 +84,9 @@ def _not_comparable(a: Side, b: Side) -> str | None:
         if one.step_s is None:
             return f"{one.label} has no step times{_how_ended(one)}"
     for one in (a, b):
+        if one.warm_up_alone:
+            return f"the only step time of {one.label} is that of its first interval, which holds warm-up"
+    for one in (a, b):
         if one.batch is None:
             return f"the train batch of {one.label} is not known, and so not whether a step is the same work"
     if not same_model_known(a, b) and _unlike(a, b):
@@ -122,13 +125,16 @@ def _verdict(a: Side, b: Side, time: Change, reasons: tuple[because.Reason, ...]
         return Verdict(
             "MORE GPUS",
             "warning",
-            f"The gain came from more GPUs ({a.world} → {b.world}): {what} takes {off} less, but each GPU works {word} for it",
+            f"The gain came from more GPUs ({a.gpus} → {b.gpus}): {what} takes {off} less, but each GPU works {word} for it",
             facts,
         )
     batch = from_batch(time, a, b)
     if batch:
         return Verdict("BIGGER BATCH", "warning", _bigger(a, b, time, batch, off), facts)
-    return Verdict("FASTER", "ok", f"B is faster: {what} takes {off} less ({both}){_why(reasons, 'less')}", facts)
+    share = ""
+    if time.per_sample and time.schedule is not None and time.schedule < 1 and "micro-batches instead" not in (reasons[0].says if reasons else ""):
+        share = f"; the bigger number of micro-batches alone makes {percent(1 - time.schedule)}"
+    return Verdict("FASTER", "ok", f"B is faster: {what} takes {off} less ({both}){_why(reasons, 'less')}{share}", facts)
 
 
 def _bigger(a: Side, b: Side, time: Change, how: str, off: str) -> str:
@@ -139,7 +145,11 @@ def _bigger(a: Side, b: Side, time: Change, how: str, off: str) -> str:
         off_rest = abs(time.rest - 1)
         same = "as long as before" if off_rest <= max(time.noise, 0.02) else f"{percent(off_rest)} {'longer' if time.rest > 1 else 'less'}"
         why = f"since {b.m} micro-batches instead of {a.m} fill the pipeline better, which alone makes {percent(1 - time.schedule)}; a micro-batch itself takes {same}"
+    elif how == "unknown":
+        why = "and whether B would be faster with the batch of A cannot be told"
+        grown = grown.replace("The gain came from", "The gain came with", 1)
     else:
+        grown = grown.replace("The gain came from", "The gain came with", 1)
         why = f"with micro-batches of {b.micro} samples instead of {a.micro}, which cannot be told from faster work"
     return f"{grown}, {why}; a bigger batch changes convergence"
 
@@ -174,6 +184,8 @@ def _notes(a: Side, b: Side, time: Change | None) -> list[str]:
         out.append("Neither layers nor parameters of both are known: the two are taken to train the same model.")
     if time is not None and time.per_sample:
         out.append(f"A step is not the same work in both (train batch {a.batch} and {b.batch}), so samples are compared, not steps.")
+    if time is not None and a.source != b.source:
+        out.append(f"The step times come from other lines in A ({a.source}) than in B ({b.source}), which need not measure the same.")
     unknown = [s.label for s in (a, b) if s.scatter_s is None and s.step_s is not None]
     if time is not None and unknown:
         out.append(
@@ -185,8 +197,10 @@ def _notes(a: Side, b: Side, time: Change | None) -> list[str]:
         )
     if time is not None and time.gpus is not None:
         out.append(
-            f"The number of GPUs differs ({a.world} and {b.world}): for a sample a GPU of B works {digits(time.gpus)} times as long as one of A."
+            f"The number of GPUs differs ({a.gpus} and {b.gpus}): for a sample a GPU of B works {digits(time.gpus)} times as long as one of A."
         )
+    if renamed(a.report) or renamed(b.report):
+        out.append("Names were redacted in each report by itself: node-1 of A need not be node-1 of B, and whether the hosts differ cannot be told.")
     if a.report.pipelog_version != b.report.pipelog_version:
         out.append("The two reports were made by different versions of pipelog, whose rules and figures may differ.")
     return out

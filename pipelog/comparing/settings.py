@@ -23,8 +23,15 @@ class Setting:
 def settings(a: Report, b: Report) -> tuple[Setting, ...]:
     """What differs; values that neither tells are left out."""
     left, right = dict(_values(a)), dict(_values(b))
+    if renamed(a) or renamed(b):  # node-1 of the one is not node-1 of the other
+        left["hosts"] = right["hosts"] = None
     names = [n for n in dict.fromkeys([*left, *right]) if left.get(n) != right.get(n)]
     return tuple(Setting(n, left.get(n), right.get(n)) for n in names)
+
+
+def renamed(report: Report) -> bool:
+    """Whether its hosts bear other names, given by --redact."""
+    return (report.redaction or {}).get("names") is not None
 
 
 _LEFT_OUT = ("sources",)

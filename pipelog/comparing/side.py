@@ -79,9 +79,25 @@ class Side:
         return self.step_s / self.batch if self.step_s and self.batch else None
 
     @property
+    def gpus(self) -> int | None:
+        """Ranks of the job, as stated or as the product of its degrees."""
+        return self.world or (self.pp * self.dp * self.tp if self.pp and self.dp and self.tp else None)
+
+    @property
     def gpu_sample_s(self) -> float | None:
         """Time of a GPU per sample."""
-        return self.sample_s * self.world if self.sample_s and self.world else None
+        return self.sample_s * self.gpus if self.sample_s and self.gpus else None
+
+    @property
+    def source(self) -> str | None:
+        """Which lines tell the step times."""
+        told = self.report.metrics["step_time_s"].get("source")
+        return None if told is None else str(told)
+
+    @property
+    def warm_up_alone(self) -> bool:
+        """Whether the step time is that of the first interval, which holds warm-up."""
+        return self.step_s is not None and self.intervals == 0 and self.source not in ("trace", "operations")
 
 
 def side(label: str, report: Report) -> Side:

@@ -42,8 +42,8 @@ class Change:
 
     @property
     def rest(self) -> float | None:
-        """What is left of the ratio when the schedule's share is taken out: the time of a micro-batch, per sample."""
-        return self.ratio / self.schedule if self.schedule else None
+        """What is left of the ratio, of a GPU, when the schedule's share is taken out: the time of a micro-batch, per sample."""
+        return (self.ratio if self.gpus is None else self.gpus) / self.schedule if self.schedule else None
 
 
 def change(a: Side, b: Side) -> Change | None:
@@ -53,7 +53,9 @@ def change(a: Side, b: Side) -> Change | None:
     per_sample = a.batch != b.batch
     ratio = (b.step_s / b.batch) / (a.step_s / a.batch)
     noise, confidence = _noise(a, b, ratio)
-    gpus = ratio * b.world / a.world if a.world and b.world and a.world != b.world else None
+    if a.source != b.source:
+        confidence = "low"
+    gpus = ratio * b.gpus / a.gpus if a.gpus and b.gpus and a.gpus != b.gpus else None
     return Change(ratio, noise, per_sample, confidence, _schedule(a, b), gpus)
 
 
@@ -79,21 +81,26 @@ def _schedule(a: Side, b: Side) -> float | None:
 
 
 def from_batch(change: Change, a: Side, b: Side) -> str | None:
-    """How a gain per sample came from a bigger batch and not from faster work, in words; null where it did not, or where that cannot be told."""
+    """By what a gain per sample came from a bigger batch and not from faster work; null where it did not.
+
+    micro-batches: more of them fill the pipeline better, and each takes as long. micro-batch size: larger ones, which cannot be told from
+    faster work. unknown: the batch grew, and how is not known.
+    """
     if not (change.faster and a.batch and b.batch and b.batch > a.batch):
         return None
-    if change.gpus is not None:
-        return None
-    fewer = max(change.noise, 0.02)
-    if change.rest is not None and change.schedule is not None and change.schedule < 1 and change.rest >= 1 - fewer:
+    if change.rest is not None and change.schedule is not None and change.schedule < 1 and change.rest >= 1 - _same(change):
         return "micro-batches"
     if a.micro and b.micro and b.micro > a.micro:
         return "micro-batch size"
-    return None
+    told = change.schedule is not None and a.micro is not None and b.micro is not None and (change.gpus is not None or a.m != b.m)
+    return None if told else "unknown"
 
 
 def from_gpus(change: Change, a: Side, b: Side) -> bool:
     """Whether a gain came from more GPUs alone: each of them needs as long for a sample as before, or longer."""
-    return bool(
-        change.faster and change.gpus is not None and a.world and b.world and b.world > a.world and change.gpus >= 1 - max(change.noise, 0.02)
-    )
+    return bool(change.faster and change.gpus is not None and a.gpus and b.gpus and b.gpus > a.gpus and change.gpus >= 1 - _same(change))
+
+
+def _same(change: Change) -> float:
+    """Within this share two times are the same."""
+    return max(change.noise, 0.02)
