@@ -23,6 +23,7 @@ from pipelog.events import Events
 from pipelog.findings import Confidence, Evidence, Finding, Outcome, Severity, Status, Where
 from pipelog.reading import read
 from pipelog.redaction import Names, redacted, without_secrets
+from pipelog.redaction.places import hosts_told, names_kept
 from pipelog.redaction.secrets import REMOVED, removed
 from pipelog.registry import load
 from pipelog.report import Report
@@ -160,6 +161,7 @@ LINES = {
     "write /dev/shm/torch_1 failed": "write /dev/shm/torch_1 failed",
     "connect to 10.1.2.3:29500 from 10.1.2.4 (10.1.2.3)": "connect to ip-1:29500 from ip-2 (ip-1)",
     "[127.0.0.1]:6000 and 0.0.0.0": "[127.0.0.1]:6000 and 0.0.0.0",
+    "cudnn/8.0.4.30-cuda": "cudnn/8.0.4.30-cuda",
     "NCCL version 2.18.3.1, driver 535.104.5.12": "NCCL version 2.18.3.1, driver 535.104.5.12",
     "socket [fe80:0:0:1:2:3:4:5]:123 [::1]:29500 at 08:44:40": "socket [ip-1]:123 [::1]:29500 at 08:44:40",
     "c10d::send std::runtime_error 0000:0f:00.0 ad::be": "c10d::send std::runtime_error 0000:0f:00.0 ad::be",
@@ -180,6 +182,30 @@ LINES = {
 @pytest.mark.parametrize(("line", "wanted"), LINES.items())
 def test_names_of_a_line(line: str, wanted: str) -> None:
     assert Names(["gpu17"], ["alice"]).replaced(line) == wanted
+
+
+HOSTS = {
+    "ssh: connect to host gpu17 port 22: No route to host": ["gpu17"],
+    "ssh: Could not resolve hostname zeus: Name or service not known": ["zeus"],
+    "pdsh@login1: node7: ssh exited with exit code 255": ["login1"],
+    "slurmstepd: error: *** JOB 812347 ON h6-04-3 CANCELLED AT 2021-05-24T09:14:22 DUE TO TIME LIMIT ***": ["h6-04-3"],
+    "srun: error: cn0409: task 3: Killed": ["cn0409"],
+    "[cn0410:12345] *** Process received signal ***": ["cn0410"],
+    "cn0411:123:456 [0] NCCL WARN Call to connect failed": ["cn0411"],
+    "Mar  5 14:10:02 cn0412 kernel: NVRM: Xid (PCI:0000:0f:00): 79": ["cn0412"],
+    "MASTER_ADDR=zeus MODULES_LMALTNAME=openmpi/default": ["zeus"],
+    "  host      : gpu17.lab": ["gpu17.lab"],
+    "nfs: server nas1 not responding": ["nas1"],
+    "2025-04-02T06:00:02.000000123Z Using topology: {ProcessCoord(pipe=0, data=0): 0}": [],
+    "the node which was running pod trainer-1, gpt2-1-node/latest_checkpointed_iteration.txt": [],
+    "HTTPConnectionPool(host='metrics.local', port=9091)": [],
+}
+
+
+@pytest.mark.parametrize(("line", "hosts"), HOSTS.items())
+def test_hosts_that_a_line_tells(line: str, hosts: list[str]) -> None:
+    """Where hosts stand, not words of a sentence: a word taken for a host would be replaced all over the report."""
+    assert list(dict.fromkeys(names_kept(hosts_told(line)))) == hosts
 
 
 def test_a_replacement_is_no_name_that_somebody_bears() -> None:

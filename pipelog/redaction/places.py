@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pipelog.redaction.secrets import encoded_json
 
 _COMMON = """
-    localhost localdomain local root user users admin nobody ubuntu centos ec2-user runner slurm mpi ssh kernel all any none null true false unknown
+    localhost localdomain local root user users admin nobody ubuntu centos ec2-user runner slurm mpi ssh pdsh git kernel all any none null true false unknown
     node nodes host hosts worker workers master head login compute gpu gpus cpu rank ranks stage stages step steps train training trainer test tests data
     model models log logs run runs job jobs home work scratch tmp trace traces config pipeline pipe forward backward send recv micro batch bubble replica
     link links memory time loss scale error warning info failed hung completed cancelled launch network storage hardware engine code python torch deepspeed
@@ -20,13 +20,17 @@ COMMON = frozenset(_COMMON.split())
 
 _HOST = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
 _HOSTS = (
-    r"connect to host (HOST)", r"resolve hostname (HOST)", r"(?i:\bhostname)[=: ]+['\"]?(HOST)", r"(?i:\bmaster_?addr)[=: ]+['\"]?(HOST)",
-    r"(?i:\bSLURMD_NODENAME|\bHOSTNAME|\bnodename)=(HOST)", r"\*\*\* (?:JOB|STEP) \S+ ON (HOST)", r"srun: error: (HOST): tasks?\b", r"pdsh@(HOST):",
-    r"nfs: server (HOST) ", r"^(?:\[\w+\])?(HOST):\d+:\d+ \[\d+\] (?:NCCL|misc|transport|bootstrap)", r"^\[(HOST):\d+\]",
-    r"^\w{3} +\d+ [\d:]{8} (HOST) [\w./-]+(?:\[\d+\])?:", r"^\d{4}-\d\d-\d\dT\S+ (HOST) [\w./-]+(?:\[\d+\])?:", r"^\s*host\s*: (HOST)$",
-    r"(?<![\w.+-])[A-Za-z_][\w.-]+@(HOST)", r"\b[Nn]ode[/ ](HOST) (?:is not ready|status is|has |was )", r"node/(HOST)\b", r"\bon host:? ['\"]?(HOST)", r"\bssh (?:-\S+ (?:\w+=\S+ )?)*(?:[\w.-]+@)?(HOST) ",
+    r"connect to host (HOST)", r"resolve hostname (HOST)", r"(?i:\bmaster_?addr)[=: ]+['\"]?(HOST)", r"(?:\bSLURMD_NODENAME|\bHOSTNAME)=(HOST)",
+    r"\*\*\* (?:JOB|STEP) \S+ ON (HOST)", r"srun: error: (HOST): tasks?\b", r"pdsh@(HOST):", r"nfs: server (HOST) ",
+    r"^(?:\[\w+\])?(HOST):\d+:\d+ \[\d+\] (?:NCCL|misc|transport|bootstrap)", r"^\[(HOST):\d+\]",
+    r"^\w{3} +\d+ [\d:]{8} (HOST) [\w./-]+(?:\[\d+\])?:", r"^\s*host\s*: (HOST)$", r"(?<![\w.+-])[A-Za-z_][\w.-]{2,}@(HOST)",
 )  # fmt: skip
-_TELLS_HOST = [re.compile(p.replace("HOST", _HOST), re.MULTILINE) for p in _HOSTS]
+_PERHAPS = (
+    r"^\d{4}-\d\d-\d\dT\S+ (HOST) [\w./-]+(?:\[\d+\])?:", r"\b[Nn]ode[/ ](HOST) (?:is not ready|status is|has |was )", r"(?<![\w.-])node/(HOST)\b",
+    r"\bon host:? ['\"]?(HOST)", r"(?i:\bhostname)[=: ]+['\"]?(HOST)", r"\bssh (?:-\S+ (?:\w+=\S+ )?)*(?:[\w.-]+@)?(HOST) ",
+)  # fmt: skip
+"""Places where words of a sentence may stand, too: there a host's name has a digit."""
+_TELLS_HOST, _TELLS_PERHAPS = ([re.compile(p.replace("(HOST)", f"({_HOST})"), re.MULTILINE) for p in some] for some in (_HOSTS, _PERHAPS))
 _TELLS_USER = [
     re.compile(p)
     for p in (
@@ -35,7 +39,7 @@ _TELLS_USER = [
         r"\b(?:uid|UserId)=(?:\d+\()?([A-Za-z_][\w.-]*)",
         r"\b[Uu]ser <([A-Za-z_][\w.-]*)>",
         r"~([A-Za-z_][\w-]*)/",
-        rf"(?<![\w.+-])([A-Za-z_][\w.-]*)@{_HOST}",
+        rf"(?<![\w.+-])([A-Za-z_][\w.-]{{2,}})@{_HOST}",
     )
 ]
 _FQDN = (
@@ -62,13 +66,15 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 """What is told by its shape; names of hosts and users are known from elsewhere."""
-_VERSION = re.compile(r"(?i)(?:version|release|driver|cuda|nccl|cudnn|rocm|firmware|[=~<>]=|\bv)[\s:=v'\"(]*$")
+_VERSION = re.compile(r"(?i)(?:version|release|driver|cuda|nccl|cudnn|rocm|firmware|[=~<>]=|\bv)[\s:=v'\"(/]*$")
 
 
 def hosts_told(text: str) -> Iterator[str]:
     """Names of hosts that stand in a text where hosts stand."""
     for pattern in _TELLS_HOST:
-        yield from (found.rstrip(".") for found in pattern.findall(text))
+        yield from pattern.findall(text)
+    for pattern in _TELLS_PERHAPS:
+        yield from (found for found in pattern.findall(text) if any(c.isdigit() for c in found))
 
 
 def users_told(text: str) -> Iterator[str]:
