@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from pipelog._text import percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, Tables
+from pipelog.tables.balance import stragglers
 from pipelog.tables.topology import Topology
-
-_ONE_STEP = 3
-"""Replicas of healthy runs differ by up to 12 % in a single step of a busy machine (six processes on two cores), never so over two."""
 
 
 @detector("PL202", "straggler-rank", needs=("tables", "topology"))
@@ -34,30 +31,21 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
     peers: pd.DataFrame = tables["peers"]
     if not len(peers):
         raise CannotTell("no stage was recorded on two replicas: profiler traces of all ranks would show whether one is slower")
-    stage_time = tables["stage_time"]
-    length = float((stage_time["step_end_ns"] - stage_time["step_start_ns"]).median())
-    for rank, mine in peers.sort_values("step").groupby("rank"):
-        slow = (mine["ratio"] > 1 + limit).to_numpy()
-        first = len(slow) - int(np.logical_and.accumulate(slow[::-1]).sum())
-        if first > len(slow) - min(2, len(slow)) or slow.mean() < 0.5:
-            continue
-        late = mine.iloc[first:]
-        stage, ratio = int(late["stage"].iloc[0]), float(late["ratio"].median())
-        lost = float((late["compute_ns"] - late["peer_ns"]).median()) * float(stage_time["micro_batches"].median()) / length
-        since = f" from step {int(late['step'].iloc[0])} on" if first else ""
+    for straggler in stragglers(peers, tables["stage_time"], limit):
+        rank, stage, late = straggler.rank, straggler.stage, straggler.steps
+        ratio = float(late["ratio"].median())
+        since = "" if straggler.from_start else f" from step {int(late['step'].iloc[0])} on"
         yield Finding(
             "PL202",
             "straggler-rank",
             f"rank {rank} (stage {stage}, replica {int(late['replica'].iloc[0])}) computes {percent(ratio - 1)} longer than its peers{since}: "
             f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
-            Severity.WARNING if lost > 0.02 and (len(late) > 1 or ratio > 1 + _ONE_STEP * limit) else Severity.INFO,
+            Severity.WARNING if straggler.certain else Severity.INFO,
             Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
-            Where(
-                ranks=(int(rank),), stages=(stage,), hosts=_host(topology, int(rank)), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))
-            ),
+            Where(ranks=(rank,), stages=(stage,), hosts=_host(topology, rank), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
             cite(late, by="ratio"),
             (Advice(f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow"),),
-            cost=lost,
+            cost=straggler.lost,
         )
 
 

@@ -7,7 +7,8 @@ intervals that are far longer than usual, with the excess in the p2p timers.
 Why it matters: a link that is slow for every micro-batch is paid m times a step; nothing overlaps p2p in DeepSpeed's pipeline.
 What to do: check the link named (NIC, cable, routing, interface chosen by NCCL); and what the sender does before it sends.
 When it is wrong: idle time on the sender right before its sends to one neighbour has two readings, a slow link or a slow host path (a
-copy, a lock, garbage collection on that rank); both are named. A receive that waits for a slow stage is not the link's. A network that
+copy, a lock, garbage collection on that rank); both are named. Beside a straggler of one of its stages a link is info: a slow host does
+both. A receive that waits for a slow stage is not the link's. A network that
 is slow everywhere makes no link stand out: high-bubble-ratio shows its transfers.
 Thresholds: limit 0.05 of the phase for a link, 0.05 of the step for Megatron's exchange; floor_ms 2 more than the other links in
 the median message, or ten times that in single ones, timed on the host, where a busy core alone makes a millisecond (a tenth of it
@@ -21,10 +22,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from pipelog._text import count, percent, seconds
+from pipelog._text import count, listed, percent, seconds
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, Tables
+from pipelog.tables.balance import stragglers
 from pipelog.tables.topology import Topology
+
+_STRAGGLER = 0.10
+"""The limit of PL202 straggler-rank."""
 
 
 @detector("PL401", "communication-stall", needs=("tables", "topology"))
@@ -39,7 +44,7 @@ def communication_stall(
     if links is not None:
         messages = tables["messages"]
         floor = floor_ms * 1e6 * (0.1 if messages["on_device"].any() else 1.0)
-        found += _links(links, messages, topology, limit, floor)
+        found += _links(links, tables, topology, limit, floor)
     if collectives is not None:
         found += _collectives(collectives, tables, collective)
     if links is None and pp > 1 and not found and tables.get("links") is not None:
@@ -80,7 +85,8 @@ def _from_timers(tables: Tables, pp: int, limit: float, spike: float, *, optiona
     )
 
 
-def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limit: float, floor: float) -> Iterator[Finding]:
+def _links(links: pd.DataFrame, tables: Tables, topology: Topology, limit: float, floor: float) -> Iterator[Finding]:
+    messages, slow = tables["messages"], _stragglers(tables)
     pairs = links.assign(low=links[["source", "target"]].min(axis=1), high=links[["source", "target"]].max(axis=1))
     for (low, high), both in pairs.groupby(["low", "high"]):
         if both["cost"].sum() <= limit:
@@ -106,22 +112,45 @@ def _links(links: pd.DataFrame, messages: pd.DataFrame, topology: Topology, limi
         if ratio < 0.5:
             said = f"single messages from stage {source} to stage {target} take up to {seconds(worst['worst_ns'])}"
         hosts = tuple(sorted({h for r in senders + receivers if (h := topology.host_of(r))}))
+        ranks = sorted(rank for rank, stage in slow.items() if stage in (low, high))
+        if ranks:
+            often += f"; {'ranks' if len(ranks) > 1 else 'rank'} {listed(ranks)} beside it {'are' if len(ranks) > 1 else 'is'} slow, which may be all of it"
         yield Finding(
             "PL401",
             "communication-stall",
             f"the link between stage {low} and stage {high} costs {percent(float(both['cost'].sum()))} of the pipeline phase: {said}; {often}",
-            Severity.WARNING,
-            Confidence.HIGH if ratio >= 0.5 else Confidence.MEDIUM,
+            Severity.INFO if ranks else Severity.WARNING,
+            Confidence.LOW if ranks else Confidence.HIGH if ratio >= 0.5 else Confidence.MEDIUM,
             Where(links=((int(low), int(high)),), hosts=hosts if len(hosts) > 1 else (), steps=(int(worst["first_step"]), int(worst["last_step"]))),
             cite(mine, by="excess"),
-            (
-                Advice(
-                    f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"
-                ),
-                Advice(f"look at what stage {source} does between its work and its send: host-to-device copies, locks, Python garbage collection"),
-            ),
+            _advice(int(low), int(high), source, ranks, over_network=len(hosts) > 1 and _nccl(tables)),
             cost=float(both["cost"].sum()),
         )
+
+
+def _advice(low: int, high: int, source: int, slow: list[int], *, over_network: bool) -> tuple[Advice, ...]:
+    """What to test: tools of NCCL and InfiniBand only where the link uses them."""
+    if slow:
+        return (Advice(f"see to rank {listed(slow)} first (straggler-rank), and record again: only what stays is the link's"),)
+    host = Advice(f"look at what stage {source} does between its work and its send: host-to-device copies, locks, Python garbage collection")
+    test = f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"
+    plain = f"time plain messages between the ranks of stage {low} and {high} outside the job, over the same backend"
+    return (Advice(test if over_network else plain), host)
+
+
+def _stragglers(tables: Tables) -> dict[int, int]:
+    """Rank → stage of the ranks that straggler-rank warns of, at its own limit."""
+    peers = tables.get("peers")
+    if peers is None or not len(peers):
+        return {}
+    return {s.rank: s.stage for s in stragglers(peers, tables["stage_time"], _STRAGGLER) if s.certain}
+
+
+def _nccl(tables: Tables) -> bool:
+    """Whether messages go over NCCL: the device timed them, or a line names it."""
+    facts = tables["facts"]
+    named = facts[facts["name"] == "backend"]["text"].dropna()
+    return bool(tables["messages"]["on_device"].any()) or named.str.contains("nccl").any()
 
 
 def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Iterator[Finding]:

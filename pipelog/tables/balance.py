@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 import pandas as pd
 
 from pipelog.tables import table
@@ -34,3 +38,33 @@ def peers(stage_time: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(groups.quantile(0.5, interpolation="lower").rename("peer_ns"), on=["step", "stage"])
     rows = rows[rows["count"] > 1].drop(columns="count")
     return rows.assign(ratio=rows["compute_ns"] / rows["peer_ns"]).reset_index(drop=True)
+
+
+_ONE_STEP = 3
+"""Replicas of healthy runs differ by up to 12 % in a single step of a busy machine (six processes on two cores), never so over two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that stays above its peers. steps: its rows of peers from then on; from_start: in all of them; lost: share of the step; certain: worth a warning."""
+
+    rank: int
+    stage: int
+    steps: pd.DataFrame
+    from_start: bool
+    lost: float
+    certain: bool
+
+
+def stragglers(peers: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -> Iterator[Straggler]:
+    """Ranks more than *limit* above their peers, from some step on to the end."""
+    length = float((stage_time["step_end_ns"] - stage_time["step_start_ns"]).median())
+    for rank, mine in peers.sort_values("step").groupby("rank"):
+        slow = (mine["ratio"] > 1 + limit).to_numpy()
+        first = len(slow) - int(np.logical_and.accumulate(slow[::-1]).sum())
+        if first > len(slow) - min(2, len(slow)) or slow.mean() < 0.5:
+            continue
+        late = mine.iloc[first:]
+        lost = float((late["compute_ns"] - late["peer_ns"]).median()) * float(stage_time["micro_batches"].median()) / length
+        certain = lost > 0.02 and (len(late) > 1 or float(late["ratio"].median()) > 1 + _ONE_STEP * limit)
+        yield Straggler(int(rank), int(late["stage"].iloc[0]), late, not first, lost, certain)
