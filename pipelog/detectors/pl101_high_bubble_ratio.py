@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pipelog._text import percent
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
 from pipelog.replay.breakdown import Breakdown
+from pipelog.replay.cited import cited
+from pipelog.replay.what_if import LEAST_GAIN
 from pipelog.schedule import ideal_bubble
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.bubble import Bubble
@@ -31,6 +33,8 @@ _PARTS = {
     "host-gap": "host gaps",
     "other": "unexplained",
 }
+_WITHOUT = {"imbalance-wait": "stages equal", "p2p-transfer": "transfers free", "stall": "link ", "data": "batches ready in time"}
+"""The what-if in which a part is gone."""
 
 
 @detector("PL101", "high-bubble-ratio", needs=("bubble", "topology", "config", "tables"))
@@ -67,7 +71,7 @@ def high_bubble_ratio(
         Confidence.HIGH if bubble.scope == "run" else Confidence.MEDIUM,
         Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
         tuple(Evidence(file, line) for file, line in bubble.where),
-        _advice(topology, config, split, explained=explained),
+        _advice(topology, config, split, tables, explained=explained),
         cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
     )
 
@@ -90,31 +94,42 @@ def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown 
     return f"{subject}: {', '.join(parts)}"
 
 
-def _advice(topology: Topology, config: Config, split: Breakdown | None, *, explained: bool) -> tuple[Advice, ...]:
+def _advice(topology: Topology, config: Config, split: Breakdown | None, tables: Tables, *, explained: bool) -> tuple[Advice, ...]:
     advice = []
-    p, m, micro = topology.pp or 1, config.micro_batches, config.micro_batch_size
     if split is not None:
         worst = max(_PARTS, key=lambda part: split.phase[part])
-        if split.phase[worst] > split.phase["fill-drain"] / 2 and worst != "other":
-            advice.append(Advice(f"remove the largest avoidable part first: {_PARTS[worst]}", f"up to {percent(split.phase[worst])} of the phase"))
-    elif not explained and m:
+        if split.phase[worst] > split.phase["fill-drain"] / 2 and worst != "other" and (expected := _without(worst, split.phase[worst], tables)):
+            advice.append(Advice(f"remove the largest avoidable part first: {_PARTS[worst]}", expected))
+    elif not explained and config.micro_batches:
         advice.append(
             Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
         )
-    if m and micro and micro > 1:
-        now, then = ideal_bubble(p, m), ideal_bubble(p, 2 * m)
-        advice.append(
-            Advice(
-                f"halve the micro-batch ({micro} → {micro // 2}) and double the accumulation steps ({m} → {2 * m}), same global batch",
-                f"ideal bubble {percent(now)} → {percent(then)}; smaller kernels may run less efficiently",
-            )
-        )
-    elif m:
-        now, then = ideal_bubble(p, m), ideal_bubble(p, 2 * m)
-        advice.append(
-            Advice(
-                f"double the accumulation steps ({m} → {2 * m})",
-                f"ideal bubble {percent(now)} → {percent(then)}; the global batch doubles, which changes convergence",
-            )
-        )
-    return tuple(advice)
+    more = _more_micro_batches(topology, config, tables)
+    return (*advice, more) if more else tuple(advice)
+
+
+def _without(part: str, share: float, tables: Tables) -> str:
+    """What is gained at best without this part, as replayed, else its share; empty where the replay says that nothing is.
+
+    Stalls that come now and then are not in the middle durations that are replayed: there their share stays the answer.
+    """
+    without = cited(tables, _WITHOUT[part]) if part in _WITHOUT else None
+    if without is None or (part == "stall" and without.gain < LEAST_GAIN):
+        return f"up to {percent(share)} of the phase"
+    return f"{without.name}, at best: {without}" if without.gain >= LEAST_GAIN else ""
+
+
+def _more_micro_batches(topology: Topology, config: Config, tables: Tables) -> Advice | None:
+    """Twice as many micro-batches, of half the size where it can be halved; not where the replay says that they do not pay."""
+    p, m, micro = topology.pp or 1, config.micro_batches, config.micro_batch_size
+    if not m:
+        return None
+    halves = bool(micro) and (micro or 0) % 2 == 0
+    replayed = cited(tables, f"micro_batches={2 * m}, micro_batch_size={(micro or 0) // 2}" if halves else f"micro_batches={2 * m}")
+    if replayed is not None and not replayed.advised:
+        return None
+    effect = str(replayed) if replayed is not None else f"ideal bubble {percent(ideal_bubble(p, m))} → {percent(ideal_bubble(p, 2 * m))}"
+    if halves:
+        action = f"halve the micro-batch ({micro} → {(micro or 0) // 2}) and double the accumulation steps ({m} → {2 * m}), same global batch"
+        return Advice(action, f"{effect}; smaller kernels may run less efficiently")
+    return Advice(f"double the accumulation steps ({m} → {2 * m})", f"{effect}; the global batch doubles, which changes convergence")

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 
 from pipelog._text import percent
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, detector
-from pipelog.tables import CannotTell
+from pipelog.replay.cited import cited
+from pipelog.tables import CannotTell, Tables
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
 from pipelog.tables.topology import Topology
 
 
-@detector("PL102", "few-micro-batches", needs=("bubble", "topology", "config"))
-def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, *, limit: float = 0.25) -> Iterator[Finding]:
-    """One finding for the run."""
+@detector("PL102", "few-micro-batches", needs=("bubble", "topology", "config", "tables"))
+def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables: Tables | None = None, *, limit: float = 0.25) -> Iterator[Finding]:
+    """One finding for the run; without *tables* nothing is replayed."""
     if topology.pp is None:
         raise CannotTell("no line tells the number of pipeline stages")
     if topology.pp == 1:
@@ -50,6 +51,17 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, *, lim
         Severity.WARNING,
         Confidence.HIGH,
         evidence=evidence,
-        advice=(Advice(change, f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * enough + p - 1))}; {price}"),),
+        advice=(
+            Advice(
+                change, f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * enough + p - 1))}; {price}{_replayed(m, enough, tables)}"
+            ),
+        ),
         cost=bubble.ideal,
     )
+
+
+def _replayed(m: int, enough: int, tables: Tables | None) -> str:
+    """What the replay predicts for the smallest number from *enough* on that it looked at; nothing where it looked at none."""
+    tried = next((n for n in (2 * m, 4 * m) if n >= enough), None)
+    found = cited(tables, f"micro_batches={tried}") if tables is not None and tried is not None else None
+    return f"; with {tried}, same micro-batch: {found}" if found is not None else ""

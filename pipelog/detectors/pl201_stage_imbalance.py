@@ -18,6 +18,7 @@ import pandas as pd
 
 from pipelog._text import percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.replay.cited import cited
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.topology import Topology
 
@@ -48,7 +49,7 @@ def stage_imbalance(tables: Tables, topology: Topology, *, limit: float = 0.10) 
             Confidence.HIGH,
             Where(stages=(stage,), ranks=tuple(sorted({int(r) for r in mine["rank"]})), steps=(int(mine["step"].min()), int(mine["step"].max()))),
             cite(mine, by="busy_ns"),
-            _advice(row, balance, topology),
+            _advice(row, balance, topology, tables),
             cost=split.phase["imbalance-wait"] * row["excess"] / float(over["excess"].sum()) if split is not None else None,
         )
 
@@ -62,11 +63,10 @@ def _recompute(row: dict[str, float], balance: pd.DataFrame) -> str:
     return ""
 
 
-def _advice(row: dict[str, float], balance: pd.DataFrame, topology: Topology) -> tuple[Advice, ...]:
+def _advice(row: dict[str, float], balance: pd.DataFrame, topology: Topology, tables: Tables) -> tuple[Advice, ...]:
     stage = int(row["stage"])
     lightest = int(balance.loc[balance["compute_ns"].idxmin(), "stage"])
-    bound = percent(1 - float(balance["compute_ns"].mean()) / float(balance["compute_ns"].max()))
-    expected = f"at best the steady state gets {bound} shorter (all stages equal)"
+    expected = _expected(balance, tables)
     layers = topology.stages.set_index("stage")["layers"] if len(topology.stages) else None
     known = layers is not None and stage in layers.index and pd.notna(layers[stage])
     have = f" ({int(layers[stage])} list entries)" if known else ""  # type: ignore[index]
@@ -74,3 +74,13 @@ def _advice(row: dict[str, float], balance: pd.DataFrame, topology: Topology) ->
     if topology.pp and stage == topology.pp - 1:
         advice.append(Advice("the last stage holds the output head and the loss: give it fewer blocks"))
     return tuple(advice)
+
+
+def _expected(balance: pd.DataFrame, tables: Tables) -> str:
+    """What equal stages would give at best, and the best known partition: as replayed, else by the ratio of mean and largest stage."""
+    equal, partition = cited(tables, "stages equal"), cited(tables, "partition=")
+    if equal is None:
+        bound = percent(1 - float(balance["compute_ns"].mean()) / float(balance["compute_ns"].max()))
+        return f"at best the steady state gets {bound} shorter (all stages equal)"
+    best = f"all stages equal, at best: {equal}"
+    return f"{partition.name}: {partition}; {best}" if partition is not None and partition.advised else best
