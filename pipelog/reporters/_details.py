@@ -215,6 +215,10 @@ GLOSSARY = (
     ("collective", "A message among a group of ranks: all-reduce, broadcast and the like."),
     ("confidence", "How sure pipelog is of a finding. Severity says how bad it is if it is true."),
     ("cost", "The share of the step time that goes where the problem goes, as far as it is known."),
+    (
+        "critical path",
+        "The chain of instructions and messages that decides how long a step is: any other could be longer without harm, by its slack.",
+    ),
     ("data-parallel replica", "One whole pipeline. All replicas meet in the reduction of the gradients."),
     ("fill and drain", "Stages wait for the first micro-batch and after the last one. More micro-batches make this part smaller."),
     ("finding", "One statement of one rule about one subject."),
@@ -227,6 +231,7 @@ GLOSSARY = (
     ("pipeline phase", "From the first forward pass to the last backward pass of a step."),
     ("rank", "One process, counted over the whole job."),
     ("replay", "The schedule computed again from measured durations, with one cause taken in after another."),
+    ("S", "How much longer a step takes than it would if every operation took the ideal time of its kind: replayed / ideal."),
     ("stage", "The consecutive layers that one rank (or one tensor-parallel group) holds."),
     ("step", "One optimizer step: all micro-batches, the reduction and the update."),
     ("straggler", "A rank slower than those that do the same work."),

@@ -20,6 +20,7 @@ from pipelog.reporters import _failure as failed
 from pipelog.reporters import _figures as look
 from pipelog.reporters import _words as words
 from pipelog.reporters import reporter
+from pipelog.reporters._costs import costs
 from pipelog.reporters._escape import coded, finalize, json_block, label
 from pipelog.reporters._figures import Figure
 from pipelog.reporters._figures_end import ends, ledger
@@ -27,6 +28,7 @@ from pipelog.reporters._figures_places import devices, links, memory
 from pipelog.reporters._figures_series import constants, numerics, step_time
 from pipelog.reporters._figures_shares import peers, phase, shares, step
 from pipelog.reporters._figures_timeline import timeline
+from pipelog.reporters._pays import no_replay, pays
 from pipelog.reporters._places import Places, kept, placed, sentence
 from pipelog.reporters._plotly import library, source
 from pipelog.reporters.markdown import render as ticket
@@ -51,6 +53,9 @@ def render(report: Report) -> str:
             policy=_policy(drawn=bool(every)),
             ends=ends(report),
             ledger=ledger(report),
+            pays=pays(report),
+            no_replay=no_replay(report),
+            costs=costs(report),
             **_texts(report, places),
             **_tables(report),
         )

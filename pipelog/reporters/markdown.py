@@ -15,6 +15,7 @@ from pipelog.report import Report
 from pipelog.reporters import reporter
 from pipelog.reporters._escape import visible
 from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
+from pipelog.reporters._pays import lines, replay_line
 from pipelog.reporters._places import placed, sentence
 from pipelog.reporters._words import cut, deeds, elsewhere, proof
 from pipelog.reporters.verdict import verdict
@@ -52,6 +53,7 @@ def _lines(report: Report) -> Iterator[str]:
     said_above = (*VERDICTS, "lost-work") if report.failure else ()
     others = [f for f in report.findings if f.severity is not Severity.INFO and f.name not in said_above]
     yield from _section("Other findings" if report.failure else "Findings", _most([_finding(f) for f in others], 3))
+    yield from _pays(report)
     yield ""
     yield _end(report)
 
@@ -94,6 +96,14 @@ def _time(report: Report) -> list[str]:
 def _finding(finding: Finding) -> str:
     cost = f", costs {percent(finding.cost)} of the time" if finding.cost else ""
     return f"- {finding.severity.value} {finding.id} {words(finding.title)} (confidence {finding.confidence.value}{cost})"
+
+
+def _pays(report: Report) -> Iterator[str]:
+    """The best changes, and how far the replay is believed; nothing for a run that has other worries."""
+    if report.failure is None:
+        best, error = lines(report), replay_line(report)
+        said = [f"- {words(sentence(line))}" for line in (*(f"→ {line}" for line in best), error) if line]
+        yield from _section("What would pay, each by itself" if best else "Replay", said)
 
 
 def _most(lines: list[str], most: int) -> list[str]:

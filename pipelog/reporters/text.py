@@ -15,6 +15,7 @@ from pipelog.findings import Evidence, Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters import reporter
 from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
+from pipelog.reporters._pays import lines, replay_line
 from pipelog.reporters._places import capital
 from pipelog.reporters._words import cut
 from pipelog.reporters.verdict import verdict
@@ -51,6 +52,8 @@ def styled(report: Report, console: Console) -> None:
         if report.failure is None or finding.name not in VERDICTS:
             console.print()
             _finding(finding, report, console)
+    if report.failure is None:
+        _pays(report, console)
     console.print()
     _rest(report, console)
 
@@ -124,6 +127,18 @@ def _finding(finding: Finding, report: Report, console: Console) -> None:
         if advice.expected:
             line.append(f" ({printable(advice.expected)})", style="dim")
         console.print(Padding(line, (0, 0, 0, 8)))
+
+
+def _pays(report: Report, console: Console) -> None:
+    """The best changes that the replay predicts, and how far it is believed; nothing where there is none."""
+    best, error = lines(report), replay_line(report)
+    if best or error:
+        console.print()
+        console.print(Text("What would pay, each by itself" if best else "Replay", style="bold"))
+    for line in best:
+        console.print(Padding(Text(f"→ {printable(line)}"), (0, 0, 0, 2)))
+    if error:
+        console.print(Padding(Text(printable(error), style="dim"), (0, 0, 0, 2)))
 
 
 def _cited(evidence: Evidence, report: Report) -> Text:

@@ -1,0 +1,306 @@
+"""What would pay, on the pages: the figures are those of the JSON, what is not known stays away, and advice names no second number."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser
+
+import pipelog
+from pipelog.replay.cited import cited
+from pipelog.replay.simulate import Costs
+from pipelog.replay.what_if import Change, WhatIf
+from pipelog.report import Report
+from pipelog.reporters import markdown, text
+from pipelog.reporters._costs import costs
+from pipelog.reporters._pays import believed, lines, no_replay, pays
+from pipelog.reporters.html import render
+from tests.conftest import FIXTURES
+from tests.test_html import HOSTILE, Tags
+from tools.chromium import NoChromium, browser
+
+WITH = ("heavy-stage2", "comm-stall-link-1-2", "dp2-pp2-slow-replica", "slow-dataloader")
+WITHOUT = ("R01", "memory-skew", "straggler-from-step-20")
+
+
+@cache
+def document(run: str) -> str:
+    return pipelog.diagnose(pipelog.read(FIXTURES / "runs" / run), name=run).to_json()
+
+
+def report(run: str) -> Report:
+    return Report.from_json(document(run))
+
+
+def metrics(run: str) -> dict[str, Any]:
+    return json.loads(document(run))["metrics"]  # type: ignore[no-any-return]
+
+
+def section(page: str) -> str:
+    found = re.search(r'<section id="what-would-pay".*?</section>', page, re.DOTALL)
+    return found[0] if found else ""
+
+
+def rows(part: str, name: str) -> list[list[str]]:
+    """The cells of the table with this name as plain text."""
+    found = re.search(rf'aria-label="{name}">.*?</table>', part, re.DOTALL)
+    lines_ = re.findall(r"<tr>(.*?)</tr>", found[0] if found else "", re.DOTALL)[1:]
+    return [[plain(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)] for line in lines_]
+
+
+def plain(part: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
+
+
+def number(cell: str) -> float:
+    """The first number of a cell in seconds, or as a share."""
+    value, unit = re.match(r"([−\d.,]+) (ms|s|%|µs)", cell).groups()  # type: ignore[union-attr]
+    return float(value.replace("−", "-").replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6, "%": 1e-2}[unit]
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize("run", WITH)
+def test_figures_of_the_page_are_those_of_the_json(run: str) -> None:
+    part, told = section(render(report(run))), metrics(run)["what_if"]
+    by_name = {c["change"]: c for c in told}
+    shown = rows(part, "Changes that would pay") + rows(part, "Settings that are not advised")
+    assert [r[0].split(" ")[0] for r in shown]
+    for cells in shown:
+        name = max((n for n in by_name if cells[0].startswith(n)), key=len)
+        change = by_name.pop(name)
+        assert cells[0] == " ".join(filter(None, (name, change["setting"])))
+        assert number(cells[1]) == pytest.approx(change["step_time_s"], rel=0.006)
+        assert number(cells[3]) == pytest.approx(change["bubble"], abs=0.0006)
+        assert number(cells[4]) == pytest.approx(change["compute_s"], rel=0.006)
+        assert (cells[5] == "not known") == (change["peak_bytes"] is None)
+        if name != "now":
+            assert number(cells[2]) == pytest.approx(abs(change["gain"]), abs=0.0006)
+            assert ("less" in cells[2]) == (change["gain"] >= 0)
+            assert cells[6]
+    assert not by_name, "a setting of the JSON is not on the page"
+
+
+@pytest.mark.parametrize("run", WITH)
+def test_advised_changes_stand_first_by_gain_and_others_are_folded_with_a_reason(run: str) -> None:
+    given = pays(report(run))
+    assert given
+    told = [c for c in metrics(run)["what_if"] if c["advised"]]
+    assert [p.name for p in given.advised] == [c["change"] for c in sorted(told, key=lambda c: -c["gain"])]
+    assert all(p.price for p in given.others)
+    part = section(render(report(run)))
+    fold = part.index("<details>")
+    assert all(part.index(html.escape(p.name)) < fold for p in given.advised)
+    assert rows(part[fold:], "Settings that are not advised")
+
+
+@pytest.mark.parametrize("run", WITH)
+def test_costs_and_critical_path_are_those_of_the_json(run: str) -> None:
+    replay = metrics(run)["replay"]
+    part = section(render(report(run)))
+    shown = rows(part, "What each part costs") + rows(part, "Smaller effects")
+    assert sorted(number(r[1]) for r in shown) == pytest.approx(sorted(e["cost"] for e in replay["effects"]), abs=0.0006)
+    assert f"S = {replay['slowdown']:.2f}" in plain(part)
+    first = replay["critical"][0]
+    assert f"{first['share']:.1%}".replace("%", " %") in plain(part)
+
+
+def test_where_the_path_lies_is_the_sum_over_a_stage() -> None:
+    given = report("heavy-stage2")
+    given.metrics["replay"]["critical"] = [
+        {"stage": 2, "link": None, "instruction": "backward", "share": 0.5},
+        {"stage": None, "link": [1, 2], "instruction": "activation", "share": 0.3},
+        {"stage": 2, "link": None, "instruction": "forward", "share": 0.2},
+    ]
+    told = costs(given)
+    assert told
+    assert told.path == (
+        "The critical path of the middle recorded step lies on stage 2 for 70.0 % of its length. The largest parts: "
+        "50.0 % backward passes of stage 2, 30.0 % activation transfers of link 1–2, 20.0 % forward passes of stage 2."
+    )
+
+
+def test_short_forms_name_the_three_best_with_price_and_memory() -> None:
+    given = report("heavy-stage2")
+    told = [c for c in metrics("heavy-stage2")["what_if"] if c["advised"]][:3]
+    assert len(told) == 3
+    for render_ in (text.render, markdown.render):
+        said = " ".join(render_(given).split()).replace("\\", "").replace("\N{NO-BREAK SPACE}", " ")
+        places = [said.index(f"→ {c['text']}") for c in told]
+        assert places == sorted(places)
+        assert said.count("Peak memory:") == 3
+        assert all(c["setting"] in said for c in told)
+        assert said.count("Replayed on its own durations") == 1
+    assert len(markdown.render(given).splitlines()) < 60
+
+
+# ---- nothing where there is nothing
+
+
+@pytest.mark.parametrize("run", WITHOUT)
+def test_no_replay_no_section(run: str) -> None:
+    given = report(run)
+    assert metrics(run)["replay"] is None
+    page = render(given)
+    assert not section(page)
+    assert 'href="#what-would-pay"' not in page
+    for said in (text.render(given), markdown.render(given)):
+        assert "What would pay" not in said
+        assert "Replay" not in said
+    if 'id="time"' in page and (given.topology["pp"] or 1) > 1:
+        assert page.count(no_replay(given)) == 1
+
+
+def unbelieved(reason: str = "half of the step's micro-batches predict it with an error of 30.2%") -> Report:
+    given = report("heavy-stage2")
+    given.metrics["replay"] |= {"believed": False, "reason": reason, "predicted_error": {"median": 0.302, "p90": 0.4, "n": 2, "halves": "steps"}}
+    given.metrics["what_if"] = []
+    return given
+
+
+def test_a_replay_that_is_not_believed_says_why_and_predicts_nothing() -> None:
+    given = unbelieved()
+    part = section(render(given))
+    assert "No what-if: half of the step's micro-batches predict it with an error of 30.2% (limit 5.0 %)" in plain(part)
+    assert "Changes that would pay" not in part
+    assert "With care" not in part  # it misses other steps, not its own
+    assert not lines(given)
+    assert "No what-if: half of the step's micro-batches" in text.render(given)
+    given.metrics["replay"]["error"] = 0.07
+    assert "With care: this replay is 7.0 % off" in plain(section(render(given)))
+
+
+def test_the_limit_of_recording_is_another() -> None:
+    assert "(limit 15.0 %)" in believed({"believed": False, "reason": "too far apart", "error": 0.01, "recording": 0.26})
+    assert "(limit 5.0 %)" in believed({"believed": False, "reason": "too far off", "error": 0.06, "recording": 0.02})
+    assert believed(None) == ""
+
+
+def test_a_failed_run_has_it_on_the_page_only() -> None:
+    given = report("heavy-stage2")
+    given.failure = report("fail-sigkill-rank3").failure
+    given.run["status"] = "failed"
+    assert given.failure
+    assert section(render(given))
+    assert "What would pay" not in text.render(given) + markdown.render(given)
+
+
+def test_fields_that_may_be_absent_may_be_absent() -> None:
+    given = report("heavy-stage2")
+    given.metrics["what_if"] = [
+        {"change": "micro_batches=24", "step_time_s": 0.8, "gain": 0.04, "basis": "formula", "advised": True},
+        {"change": "unknown", "step_time_s": None, "gain": None, "basis": "formula"},
+    ]
+    assert "micro_batches=24: 800 ms, 4.0 % less time per sample" in lines(given)[0]
+    part = section(render(given))
+    assert "unknown" not in part
+    assert [r[1] for r in rows(part, "Changes that would pay")] == ["800 ms"]
+
+
+def test_a_cause_that_would_give_more_than_any_setting_is_named() -> None:
+    said = pays(report("comm-stall-link-1-2"))
+    assert said
+    bound = max((c for c in metrics("comm-stall-link-1-2")["what_if"] if c["kind"] == "bound"), key=lambda c: c["gain"])
+    assert f"{bound['change']}, at most {bound['gain'] * 100:.1f} % less" in " ".join(said.says)
+
+
+# ---- hostile text
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_is_inert(hostile: str) -> None:
+    given = report("heavy-stage2")
+    for change in given.metrics["what_if"]:
+        change |= {"change": change["change"] + hostile, "setting": hostile, "price": hostile, "text": hostile}
+    given.metrics["replay"] |= {"reason": hostile, "believed": False}
+    for effect in given.metrics["replay"]["effects"]:
+        effect["kind"] = hostile
+    for on in given.metrics["replay"]["critical"]:
+        on["instruction"] = hostile
+    page = render(given)
+    tags = Tags(page)
+    assert not tags.wrong
+    assert not tags.fetched
+    assert page.count("<script") == 3
+    assert "1337" not in page
+    part = section(page)
+    assert "<img" not in part
+    assert "<b>" not in part
+    odd = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+    assert not re.search(odd, part)
+    assert not re.search(odd, text.render(given))
+    assert not re.search(r"(?<!\\)<(?:script|img|b)\b", markdown.render(given))
+
+
+# ---- advice
+
+
+def test_advice_and_what_if_name_the_same_number() -> None:
+    for run in ("heavy-stage2", "comm-stall-link-1-2"):
+        told = {c["change"]: c for c in metrics(run)["what_if"]}
+        advice = [a for f in json.loads(document(run))["findings"] if f["id"] in ("PL101", "PL102", "PL201") for a in f["advice"]]
+        replayed = [a["expected"] for a in advice if "(replay)" in (a["expected"] or "")]
+        assert replayed
+        for expected in replayed:
+            for gain in re.findall(r"([\d.]+) % (?:less|more) time per sample", expected):
+                assert any(f"{abs(c['gain']) * 100:.1f}" == gain for c in told.values()), expected
+        assert not [a for a in advice if "ideal bubble" in (a["expected"] or "") and "halve" in a["action"]]
+
+
+class Given(dict[str, Any]):
+    """Stands for `Tables`."""
+
+
+def changed(name: str, step_ns: float, gain: float, bubble: float, **more: Any) -> WhatIf:
+    change = Change(name, Costs(1.0, 2.0), 4, 8, "advice", **more)
+    return WhatIf(change, step_ns, gain, bubble, 1e6, (4.0, 3.0, 2.0, 1.0), None, 48, gain > 0.02)
+
+
+def test_a_citation_is_the_change_that_was_asked_for() -> None:
+    now = replace(changed("now", 100e6, 0.0, 0.4), advised=False)
+    found = [now, changed("partition=3/1", 90e6, 0.1, 0.35), changed("micro_batches=16", 180e6, 0.1, 0.3, samples=2.0)]
+    tables: Any = Given(what_if=found)
+    assert str(cited(tables, "partition=")) == "100 ms → 90.0 ms a step, 10.0 % less time per sample, bubble 40.0 % → 35.0 % (replay)"
+    assert "a step for 2 times the samples" in str(cited(tables, "micro_batches=16"))
+    assert cited(tables, "micro_batches=1") is None
+    assert cited(tables, "now") is None
+    assert cited(Given(), "micro_batches=16") is None  # type: ignore[arg-type]
+    assert np.isclose(cited(tables, "stages equal", "partition=").gain, 0.1)  # type: ignore[union-attr]
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    try:
+        with browser() as found:
+            yield found
+    except NoChromium as error:
+        pytest.skip(f"browser: {error}")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_section_needs_no_script_and_fits_the_screen(chromium: Browser, tmp_path: Any, width: int) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render(report("heavy-stage2")), encoding="utf-8")
+    context = chromium.new_context(java_script_enabled=False, viewport={"width": width, "height": 900}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(file.as_uri())
+    part = page.locator("#what-would-pay")
+    assert part.locator("tbody tr").first.is_visible()
+    assert part.locator("summary").first.is_visible()
+    box = part.locator("table.cards").first.bounding_box()
+    assert box
+    assert box["x"] + box["width"] <= width
+    context.close()
