@@ -3,6 +3,7 @@
 What it does: compares the hosts, else the ranks, that the verdicts of the attempts name.
 Why it matters: a host that fails twice fails a third time; a restart on the same nodes costs the next checkpoint interval, too.
 What to do: take the host out of the pool before the next start. The same rank on changing hosts points at the code, the data or the stage instead.
+Failures of the code, the data or the configuration are not counted: they come again wherever they run.
 When it is wrong: a rank stays on its host where the scheduler gives the same nodes again, so a rank alone does not tell host from work.
 Thresholds: attempts 2 is how often the same one must begin a failure.
 """
@@ -18,11 +19,14 @@ from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
 from pipelog.tables.attempts import Attempts
 
+_OF_A_PLACE = frozenset({"hardware", "host", "memory", "network", "hang", "killed", "storage", "unknown"})
+"""Categories that a host or a device may cause: a fault of the code, the data or the configuration comes again wherever it runs."""
+
 
 @detector("PL504", "repeat-offender", needs=("deaths", "attempts"))
 def repeat_offender(deaths: list[Death], starts: Attempts, *, attempts: int = 2) -> Iterator[Finding]:
     """One finding a host; one a rank where no host is known."""
-    bad = [d for d in deaths if d.status in ("failed", "hung")]
+    bad = [d for d in deaths if d.status in ("failed", "hung") and (d.category or "unknown").partition(".")[0] in _OF_A_PLACE]
     if len(deaths) < 2:
         raise CannotTell("the files hold one attempt")
     if len(bad) < 2:
@@ -30,7 +34,7 @@ def repeat_offender(deaths: list[Death], starts: Attempts, *, attempts: int = 2)
     hosts: dict[str, list[Death]] = defaultdict(list)
     ranks: dict[int, list[Death]] = defaultdict(list)
     for death in bad:
-        if len(death.hosts) == 1:
+        if len(death.hosts) == 1 and death.hosts[0] != "localhost":
             hosts[death.hosts[0]].append(death)
         elif len(death.ranks) == 1 and not starts.jobs:
             ranks[death.ranks[0]].append(death)

@@ -151,11 +151,16 @@ def _by_pipeline(waits: pd.DataFrame, heard: frozenset[int], topology: Topology,
         return None
     return Hang(
         ranks,
-        f"{listed(sorted(set(waits['rank'].dropna().astype(int))))} wait for {'it' if len(ranks) == 1 else 'them'}, and nothing is heard of {'it' if len(ranks) == 1 else 'them'}",
+        f"{_ranks(waits)} for {'it' if len(ranks) == 1 else 'them'}, and nothing is heard of {'it' if len(ranks) == 1 else 'them'}",
         False,
         begin,
         lines,
     )
+
+
+def _ranks(waits: pd.DataFrame) -> str:
+    ranks = sorted(set(waits["rank"].dropna().astype(int)))
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} wait{'' if len(ranks) > 1 else 's'}"
 
 
 def silent_targets(rows: pd.DataFrame, heard: frozenset[int], topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -131,7 +131,9 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     rows = rows[rows["strength"] <= int(weakest)]
     if not len(rows):
         return None
-    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()}) + 0.5 * (rows["name"].isin(_WORDS) | (rows["went_on"] > 0))
+    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()}) + 0.5 * (
+        rows["name"].isin(_WORDS) | (rows["went_on"] > 0) | (rows["error"] == "nccl-abort")
+    )
     rows = rows[tier == tier.min()]
     several = len(set(rows["file"])) > 1
     if (rows["name"] == "child-root-cause").any():  # of its children an agent knows which one it saw first
@@ -153,7 +155,7 @@ def alike(roles: pd.DataFrame, first: pd.Series) -> pd.DataFrame:
 
 
 def _form(text: str) -> str:
-    return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "#", text.partition("\n")[0])
+    return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?|\b[KMGT]i?B\b|\bbytes\b", "#", text.partition("\n")[0])
 
 
 def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) -> pd.DataFrame:

@@ -28,7 +28,12 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         return f"{who} never came to the rendezvous{tail}"
     if kind.strength is Strength.ECHO and whom.why:
         return f"{who} went away{tail}"
-    return f"{'The job' if kind.job else who} {filled(kind.says, kind, first['said'])}{tail}"
+    says = filled(kind.says, kind, first["said"])
+    if kind.name.startswith("left-with"):
+        says += ", and no line says why"
+    if kind.job and whom.hosts and kind.category == "hardware.node":
+        says = says.replace("a node", f"{'node' if len(whom.hosts) == 1 else 'nodes'} {listed(whom.hosts)}")
+    return f"{'The job' if kind.job else who} {says}{tail}"
 
 
 def _call(first: pd.Series) -> str:

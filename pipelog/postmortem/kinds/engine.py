@@ -104,9 +104,9 @@ def _hang(case: Case) -> Iterator[Advice]:
 
 @kind(
     "nccl-abort",
-    category="hang",
+    category="unknown",
     pattern=r"watchdog thread terminated|taking the entire process down|Some NCCL operations have failed|Exception \(either an error or timeout\)|failure detected by watchdog|has aborted its NCCL|Process group watchdog",
-    says="was taken down by the watchdog",
+    says="was taken down by NCCL's watchdog",
     role=Role.CASCADE,
     known=False,
     strength=Strength.ECHO,

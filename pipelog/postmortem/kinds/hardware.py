@@ -120,6 +120,7 @@ def xid_application(case: Case) -> Iterator[Advice]:
     category="hardware.node",
     pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
     says="lost a node",
+    job=True,
     first=1,  # the line also says that the step was cancelled
 )
 def node_failure(case: Case) -> Iterator[Advice]:

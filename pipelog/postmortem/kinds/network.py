@@ -135,7 +135,7 @@ def peer_gone(case: Case) -> Iterator[Advice]:
 @kind(
     "collective-mismatch",
     category="code",
-    pattern=r"(?i)op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives|collective.*mismatch|Mismatched collective",
+    pattern=r"(?i)op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives|collective.*mismatch|Mismatched collective|mismatch in collective sizes",
     says="called collectives that do not match",
     strength=Strength.SYMPTOM,
     known=False,
@@ -145,4 +145,6 @@ def peer_gone(case: Case) -> Iterator[Advice]:
 def collective_mismatch(case: Case) -> Iterator[Advice]:
     """Two ranks sent different sizes, types or operations to the same place."""
     yield Advice("run a few steps with TORCH_DISTRIBUTED_DEBUG=DETAIL (DETAIL wraps gloo and NCCL and names the call that differs)")
+    if "environment settings" in case.text:
+        yield Advice("compare NCCL's settings (NCCL_* in the environment, its version) of the host that warns and of the peer that it names")
     yield Advice("in a pipeline compare the shapes of what the stages hand on: DeepSpeed sends the shapes of the first micro-batch only")
