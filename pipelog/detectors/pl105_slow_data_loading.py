@@ -2,7 +2,8 @@
 
 What it does: takes the time that the first and the last stage spend on getting a micro-batch (the only ones that load data), from
 traces, or from the timers batch_input (DeepSpeed, rank 0) and batch-generator (Megatron, last rank), as a share of the step; the median
-over the recorded steps, since one late batch (the first of an epoch) is no slow loading.
+over the recorded steps, since one late batch (the first of an epoch) is no slow loading. Where one batch of a step makes most of that
+wait, it is named; if only one step was recorded, the confidence is then medium.
 Why it matters: in a pipeline the load stands in the way of every micro-batch of stage 0, and so of all stages behind it.
 What to do: more loader workers, prefetching, pinned memory, data on a faster file system, preprocessing done before the job.
 When it is wrong: from a trace without stacks any idle time right before a forward pass of these stages counts as loading.
@@ -23,6 +24,10 @@ from pipelog.tables.topology import Topology
 _ADVICE = (
     Advice("raise num_workers and prefetch_factor of the DataLoader, or wrap the iterator in a background prefetcher"),
     Advice("check where the data come from: a shared file system under load, decompression or tokenization on the fly"),
+)
+_BETWEEN = Advice(
+    "see what the data iterator does when a step begins: workers that start anew, a buffer that is filled only when asked for, "
+    "a broadcast or a log call in between; prefetch the next step's batches while this one computes"
 )
 
 
@@ -61,19 +66,38 @@ def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -
         return
     late["usual"] = late["rank"].map(usual)
     worst = late[late["usual"] == late["usual"].max()].iloc[0]
-    one = float(late[late["rank"] == worst["rank"]]["one_ns"].median())
+    waits = loads[loads["rank"] == worst["rank"]]
+    longest = _longest(waits)
+    single = longest["load_ns"].sum() > waits["load_ns"].sum() / 2 and len(waits) > 2 * len(longest)
+    said = _one_of_a_step(waits, longest) if single else f"{seconds(float(waits.groupby('step')['load_ns'].mean().median()))} for each micro-batch"
+    at_once = single and bool((longest["nth"] == 0).all())
     stages = tuple(sorted({int(s) for s in late["stage"]}))
     yield Finding(
         "PL105",
         "slow-data-loading",
-        f"stage {int(worst['stage'])} waits {seconds(one)} for each micro-batch, {percent(worst['usual'])} of the step",
+        f"stage {int(worst['stage'])} waits {said}, {percent(worst['usual'])} of the step",
         Severity.WARNING,
-        Confidence.HIGH,
+        Confidence.MEDIUM if single and len(longest) == 1 else Confidence.HIGH,
         Where(ranks=tuple(sorted({int(r) for r in late["rank"]})), stages=stages, steps=(int(late["step"].min()), int(late["step"].max()))),
-        cite(late, by="share"),
-        _ADVICE,
+        cite(longest, by="load_ns") if single else cite(late, by="share"),
+        (_BETWEEN, *_ADVICE[1:]) if at_once else _ADVICE,
         cost=float(worst["usual"]),
     )
+
+
+def _longest(waits: pd.DataFrame) -> pd.DataFrame:
+    """The longest wait of each step of one rank; nth: for which of the step's micro-batches, from 0."""
+    numbered = waits.assign(nth=waits.groupby("step").cumcount())
+    return numbered.loc[numbered.groupby("step")["load_ns"].idxmax()]
+
+
+def _one_of_a_step(waits: pd.DataFrame, longest: pd.DataFrame) -> str:
+    """One batch of each step is late, not all: which, and how long the others take."""
+    others = float(waits.drop(longest.index)["load_ns"].median())
+    first = bool((longest["nth"] == 0).all())
+    which = "the first micro-batch" if first else "one micro-batch"
+    of = f"of step {int(longest['step'].iloc[0])}" if len(longest) == 1 else "of each step"
+    return f"{seconds(float(longest['load_ns'].median()))} for {which} {of} (the others: {seconds(others)})"
 
 
 def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int | None, limit: float) -> Iterator[Finding]:
