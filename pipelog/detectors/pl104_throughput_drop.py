@@ -6,7 +6,7 @@ Why it matters: a node that throttles, a neighbour that takes the network or a l
 What to do: see what changed at that step: hosts' clocks and temperatures, other jobs, checkpoints, the data set.
 When it is wrong: a planned change (batch-size ramp-up, longer sequences) does the same; the global batch is checked, sequences are not.
 Steps that fp16 skips while it searches its loss scale are shorter, since they have no optimizer step: that is checked, too.
-Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side.
+Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side, and as many after that are slow.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
     place = split(times, least)
     before, after = times[:place], times[place:]
     low, high = float(np.median(before)), float(np.median(after))
+    late = int(np.argmax(after > (low + high) / 2))  # intervals between the two levels belong to neither
+    if late:
+        place, after, high = place + late, after[late:], float(np.median(after[late:]))
+    if np.sum(after > (low + high) / 2) < least:
+        return
     scatter = max(float(np.median(np.abs(before - low))), float(np.median(np.abs(after - high))))
     if high < low * (1 + limit) or high - low < 4 * scatter:
         return
