@@ -3,8 +3,8 @@
 What it does: looks for nan and inf among the printed losses and gradient norms, for iterations that Megatron counts as nan, for results
 that its rerun state machine calls nan or inf (which names the rank), and for iteration lines without a loss although their steps were not all skipped (Megatron leaves a nan loss out).
 Why it matters: from there on the weights are worthless; every further step is lost. The cost is the share of steps from there on.
-What to do: go back to the last checkpoint before the first step named; look at the data of that step, the learning rate, the precision.
-When it is wrong: fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
+What to do: go back to a checkpoint at or before the last finite print; look at the data of the steps after it, the learning rate, the precision.
+When it is wrong: where losses are printed every few steps, the first nan lies somewhere after the last finite print. fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
 Thresholds: none.
 """
 
@@ -40,13 +40,8 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
     to_end = last >= end
     loss = series(scalars, "loss")
     again = bool(np.isfinite(loss[loss["step"].between(first, last)]["value"].to_numpy(dtype=float)).any()) and first != last
-    many = count(rows["step"].nunique(), "step")
-    if first == last:
-        when = f"at step {first}"
-    elif again:  # single steps with good ones between
-        when = f"at {many} from {first} to {last}"
-    else:
-        when = f"from step {first} on ({many}, to the end)" if to_end else f"from step {first} to {last} ({many})"
+    good = _last_good(scalars, rows, first)
+    when = _when(rows, good, again=again, end=end if to_end else None)
     begin = (steps.rows["step"] - steps.rows["steps"].fillna(1)).min() if len(steps.rows) else 0
     yield Finding(
         "PL601",
@@ -58,12 +53,47 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
         cite(rows),
         (
             Advice(
-                f"resume from the last checkpoint before step {first}; save the batch of that step and run it alone with torch.autograd.detect_anomaly"
+                f"resume from the last checkpoint {f'before step {first}' if good is None else f'at or before step {good}, the last that is known to be finite'}, "
+                f"once its weights are seen to be finite; save {_suspects(good, first)} alone with torch.autograd.detect_anomaly"
             ),
             Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
         ),
         cost=float(min(1.0, (end - first + 1) / (end - begin))) if to_end and not again and end > begin else None,
     )
+
+
+def _last_good(scalars: pd.DataFrame, rows: pd.DataFrame, first: int) -> int | None:
+    """The step of the last finite print before the first nan; None where there is none, or where the nan itself is of a named step."""
+    if "rank" in rows and pd.notna(rows["rank"].iloc[0]):  # of Megatron's rerun state machine, which looks at every step
+        return None
+    names = ["grad_norm"] if rows["what"].iloc[0].startswith("the gradient norm") else ["loss"]
+    before = scalars[scalars["name"].isin(names) & (scalars["step"] < first) & np.isfinite(scalars["value"].to_numpy(dtype=float))]
+    return int(before["step"].max()) if len(before) else None
+
+
+def _suspects(good: int | None, first: int) -> str:
+    """The batches among which the one is that began it."""
+    if good is None or good == first - 1:
+        return f"the batch of step {first} and run it"
+    return f"the batches of steps {good + 1} to {first} and run each"
+
+
+def _when(rows: pd.DataFrame, good: int | None, *, again: bool, end: int | None) -> str:
+    """The steps concerned: where not every step was printed, between which two prints it began. end: the last step, where the nan lasts to it."""
+    first, last, prints = int(rows["step"].min()), int(rows["step"].max()), rows["step"].nunique()
+    sure = good is None or good == first - 1
+    began = "" if sure else f" (it began between step {(good or 0) + 1} and {first}: the print of step {good} is finite)"
+    if first == last and (end is None or sure):
+        return f"at step {first}{began}"
+    every = prints == last - first + 1
+    if again:  # single steps with good ones between
+        return f"at {count(prints, 'step' if every or sure else 'printed step')} from {first} to {last}{began}"
+    if end is None:
+        much = count(prints, "step" if every else "printed step")
+        return f"from step {first} to {last} ({much}){began}"
+    if sure:
+        return f"from step {first} on ({count(end - first + 1, 'step')}, to the end)"
+    return f"to the end, {end - first + 1:,} to {end - (good or 0):,} steps{began}"
 
 
 def _printed(scalars: pd.DataFrame) -> pd.DataFrame:
