@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import pipelog
+from pipelog.detectors.pl101_high_bubble_ratio import high_bubble_ratio
 from pipelog.replay.cited import cited
 from pipelog.replay.simulate import Costs
 from pipelog.replay.what_if import Change, WhatIf
@@ -23,6 +24,9 @@ from pipelog.reporters import markdown, text
 from pipelog.reporters._costs import costs
 from pipelog.reporters._pays import believed, lines, no_replay, pays
 from pipelog.reporters.html import render
+from pipelog.tables.bubble import Bubble
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
 from tests.conftest import FIXTURES
 from tests.test_html import HOSTILE, Tags
 from tools.chromium import NoChromium, browser
@@ -275,6 +279,25 @@ def test_a_citation_is_the_change_that_was_asked_for() -> None:
     assert cited(tables, "now") is None
     assert cited(Given(), "micro_batches=16") is None  # type: ignore[arg-type]
     assert np.isclose(cited(tables, "stages equal", "partition=").gain, 0.1)  # type: ignore[union-attr]
+
+
+def advised(micro_batch_size: int, *found: WhatIf) -> list[str]:
+    """The advice of PL101 where the schedule explains all: four stages, eight micro-batches."""
+    bubble = Bubble(ideal=3 / 11, measured=0.28, low=0.28, high=0.28, source="timers", scope="run", basis="timer", where=[("train.log", 3)])
+    tables: Any = Given(what_if=[changed("now", 100e6, 0.0, 0.4), *found])
+    every = high_bubble_ratio(bubble, Topology(pp=4), Config(micro_batches=8, micro_batch_size=micro_batch_size), tables)
+    return [f"{a.action}: {a.expected}" for f in every for a in f.advice]
+
+
+def test_more_micro_batches_are_advised_by_the_replay_where_it_looked_at_them() -> None:
+    same = "micro_batches=16, micro_batch_size=1"
+    assert "100 ms → 90.0 ms a step, 10.0 % less" in advised(2, changed(same, 90e6, 0.1, 0.35))[0]
+    assert advised(2, changed(same, 99e6, 0.01, 0.39)) == []
+    assert "ideal bubble 27.3 % → 15.8 %" in advised(2)[0]
+
+
+def test_a_micro_batch_that_cannot_be_halved_is_not_halved() -> None:
+    assert advised(3)[0].startswith("double the accumulation steps (8 → 16): ideal bubble 27.3 % → 15.8 %; the global batch doubles")
 
 
 # ---- in a browser
