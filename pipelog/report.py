@@ -118,7 +118,7 @@ class Report:
                 pipelog_version=document["pipelog_version"],
                 redaction=document.get("redaction"),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise BadReport(f"not a whole report: {error!r}") from error
 
 

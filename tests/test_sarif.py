@@ -108,7 +108,7 @@ def test_events_of_traces_have_no_line_and_links_are_properties() -> None:
     assert re.match(r"event [\d,]+: ", stall["locations"][0]["message"]["text"])
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, "[click](https://evil.example/) {0}", "a" * 10_000_000], ids=range(len(HOSTILE) + 2))
+@pytest.mark.parametrize("text", [*HOSTILE, "[click](https://evil.example/) {0}", "a" * 20_000], ids=range(len(HOSTILE) + 2))
 def test_hostile_text_stays_text(text: str) -> None:
     made = render(poisoned(text))
     made.encode()
@@ -120,6 +120,12 @@ def test_hostile_text_stays_text(text: str) -> None:
     assert all(len(r["locations"][0]["physicalLocation"]["region"]["snippet"]["text"]) <= 1100 for r in run["results"])
     uris = [a["location"]["uri"] for a in run["artifacts"]]
     assert all(re.fullmatch(r"(?:[\w.~/-]|%[0-9A-F]{2})*", u, re.ASCII) and not u.startswith("/") for u in uris)
+
+
+def test_a_line_of_ten_million_characters_is_cut() -> None:
+    document = json.loads(report("fail-sigkill-rank3").to_json())
+    document["findings"][0]["evidence"][0]["text"] = "a" * 10_000_000
+    assert len(render(Report.from_json(json.dumps(document)))) < 200_000
 
 
 def test_no_number_that_json_does_not_have() -> None:
@@ -145,6 +151,22 @@ def test_two_analyses_of_one_input_give_the_same_bytes_in_every_format(name: str
         made.append({p.suffix: p.read_bytes() for p in out.iterdir()})
     assert set(made[0]) == {r.suffix for r in REPORTERS.values()}
     assert made[0] == made[1] == made[2]
+
+
+def test_redacted_it_names_no_host_and_says_so(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    shutil.copytree(FIXTURES / "runs" / "fail-sigkill-rank3", job, copy_function=shutil.copyfile)
+    log_file = job / "logs" / "train.log"
+    log_file.write_text(log_file.read_text().replace("node-0", "gpu-b07"))
+    made = {}
+    for more in ([], ["--redact"]):
+        out = tmp_path / f"{len(more)}.sarif"
+        assert CliRunner().invoke(main, ["analyze", str(job), "-q", "--no-cache", "--format", "sarif", "-o", str(out), *more]).exit_code == 0
+        made[len(more)] = out.read_text()
+    assert "/home/user/" not in made[1]
+    assert "gpu-b07" not in made[1]
+    assert any(n.startswith("Redacted: ") for n in log(made[1])["properties"]["notes"])
+    assert made[0] != made[1]
 
 
 def test_its_own_sarif_is_not_read_as_a_log(tmp_path: Path) -> None:

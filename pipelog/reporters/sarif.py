@@ -62,6 +62,7 @@ def _run(report: Report) -> JSON:
             "verdict": said.word,
             "sentence": visible(said.sentence),
             "status": report.run["status"],
+            "notes": [visible(n) for n in report.notes],
             "failure": _failure(report.failure) if report.failure else None,
         },
     }
