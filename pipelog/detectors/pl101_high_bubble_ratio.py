@@ -2,19 +2,24 @@
 
 What it does: compares the measured idle share of the pipeline phase with a limit and with the ideal (p-1)/(v*m+p-1) of the
 schedule, and splits the difference: what fill and drain need, waiting caused by unequal stages, transfers, stalls, late data, host gaps.
+Where stage-imbalance or communication-stall looked and found no stage or link, its part is called what it then is: scatter.
 Why it matters: every idle per cent of the phase is a per cent of the job's GPUs that are paid for and do nothing.
 What to do: more micro-batches at the same global batch if the schedule is the reason; else the part that the split names: balance the
 stages, mend the link, feed the data faster. More stages make it worse.
 When it is wrong: rank 0's timers show stage 0 only and hold untimed work, so a claim from them rests on its lower bound, and a small
-share of one stage clears nothing; a profiler with Python stacks slows the host and widens the gaps.
+share of one stage clears nothing; a profiler with Python stacks slows the host and widens the gaps. Where most of the idle time is
+unexplained the finding says so first, with medium confidence.
 Thresholds: limit 0.25 (a quarter of the phase), above_ideal 0.10 (design: well beyond the noise of 0.01 - 0.03 between sources).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pipelog._text import percent
+from pipelog.detectors.pl201_stage_imbalance import stage_imbalance
+from pipelog.detectors.pl202_straggler_rank import straggler_rank
+from pipelog.detectors.pl401_communication_stall import communication_stall
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
 from pipelog.replay.breakdown import Breakdown
 from pipelog.replay.cited import cited
@@ -35,6 +40,10 @@ _PARTS = {
 }
 _WITHOUT = {"imbalance-wait": "stages equal", "p2p-transfer": "transfers free", "stall": "link ", "data": "batches ready in time"}
 """The what-if in which a part is gone."""
+
+
+_SCATTER = {"imbalance-wait": "scatter of passes", "stall": "scatter of messages"}
+"""What a part is called where the rule that would name a stage or a link found none."""
 
 
 @detector("PL101", "high-bubble-ratio", needs=("bubble", "topology", "config", "tables"))
@@ -61,22 +70,49 @@ def high_bubble_ratio(
             )
         return
     split = tables.get("breakdown") if bubble.source == "trace" and bubble.scope == "run" else None
+    words = _words(tables, topology) if split is not None else _PARTS
     explained = ideal is not None and bubble.measured <= ideal + 0.03
     stuck = explained and config.micro_batch_size == 1  # with the global batch fixed, m cannot grow further
     yield Finding(
         "PL101",
         "high-bubble-ratio",
-        _title(bubble, topology, config, split),
+        _title(bubble, topology, config, split, words),
         Severity.INFO if stuck else Severity.WARNING,
-        Confidence.HIGH if bubble.scope == "run" else Confidence.MEDIUM,
+        Confidence.HIGH if bubble.scope == "run" and not (split is not None and _unexplained(split)) else Confidence.MEDIUM,
         Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
         tuple(Evidence(file, line) for file, line in bubble.where),
-        _advice(topology, config, split, tables, explained=explained),
+        _advice(topology, config, split, tables, words, explained=explained),
         cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
     )
 
 
-def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown | None) -> str:
+def _words(tables: Tables, topology: Topology) -> dict[str, str]:
+    """What each part is called, after what the rules say that look for a stage, a rank or a link, at their own limits."""
+    stages, ranks, links = (_warnings(rule, tables, topology) for rule in (stage_imbalance, straggler_rank, communication_stall))
+    words = dict(_PARTS)
+    if ranks and not stages:
+        words["imbalance-wait"] = "a slow rank"
+    elif stages is not None and not stages:
+        words["imbalance-wait"] = _SCATTER["imbalance-wait"]
+    if links is not None and not any(f.where.links for f in links):
+        words["stall"] = _SCATTER["stall"]
+    return words
+
+
+def _warnings(rule: Callable[[Tables, Topology], Iterator[Finding]], tables: Tables, topology: Topology) -> list[Finding] | None:
+    """What a rule warns of; None where it cannot tell."""
+    try:
+        return [f for f in rule(tables, topology) if f.severity is not Severity.INFO]
+    except CannotTell:
+        return None
+
+
+def _unexplained(split: Breakdown) -> bool:
+    """Whether more of the idle time is unexplained than is of any known kind."""
+    return split.phase["other"] > max(split.phase[part] for part in ("fill-drain", *_PARTS) if part != "other")
+
+
+def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown | None, words: dict[str, str]) -> str:
     measured = percent(bubble.measured or 0)
     if bubble.scope == "run":
         subject = f"the pipeline idles {measured} of its phase"
@@ -90,22 +126,45 @@ def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown 
     if split is None:
         return f"{subject}; the schedule explains {percent(bubble.ideal)} ({schedule})"
     parts = [f"{percent(split.phase['fill-drain'])} fill and drain ({schedule})"]
-    parts += [f"{percent(split.phase[p])} {word}" for p, word in _PARTS.items() if split.phase[p] >= 0.01]
+    parts += [f"{percent(split.phase[p])} {word}" for p, word in words.items() if split.phase[p] >= 0.01]
+    if _unexplained(split):
+        return f"{subject}, {percent(split.phase['other'])} of it for reasons that the traces do not show; {', '.join(parts[:-1])}"
     return f"{subject}: {', '.join(parts)}"
 
 
-def _advice(topology: Topology, config: Config, split: Breakdown | None, tables: Tables, *, explained: bool) -> tuple[Advice, ...]:
+def _advice(
+    topology: Topology, config: Config, split: Breakdown | None, tables: Tables, words: dict[str, str], *, explained: bool
+) -> tuple[Advice, ...]:
     advice = []
     if split is not None:
         worst = max(_PARTS, key=lambda part: split.phase[part])
-        if split.phase[worst] > split.phase["fill-drain"] / 2 and worst != "other" and (expected := _without(worst, split.phase[worst], tables)):
-            advice.append(Advice(f"remove the largest avoidable part first: {_PARTS[worst]}", expected))
+        if split.phase[worst] > split.phase["fill-drain"] / 2 and (first := _first(worst, split.phase[worst], words, tables)):
+            advice.append(first)
     elif not explained and config.micro_batches:
         advice.append(
             Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
         )
     more = _more_micro_batches(topology, config, tables)
     return (*advice, more) if more else tuple(advice)
+
+
+def _first(part: str, share: float, words: dict[str, str], tables: Tables) -> Advice | None:
+    """What to do about the largest part that the schedule does not need."""
+    if part == "other":
+        return Advice(
+            "record a step on all ranks with record_shapes=True and with_stack=True",
+            "shapes say whom a message goes to, stacks which instruction runs: what is unexplained then gets a name",
+        )
+    if words[part] in _SCATTER.values():
+        return Advice(
+            f"look at what disturbs all ranks alike ({words[part]}, {percent(share)} of the phase): other processes and thread counts on the hosts, "
+            "garbage collection, sequence lengths",
+            "no single stage or link stands out",
+        )
+    if words[part] == "a slow rank":
+        return Advice("see to the slow rank first (straggler-rank)", f"up to {percent(share)} of the phase")
+    expected = _without(part, share, tables)
+    return Advice(f"remove the largest avoidable part first: {words[part]}", expected) if expected else None
 
 
 def _without(part: str, share: float, tables: Tables) -> str:
