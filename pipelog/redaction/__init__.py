@@ -29,6 +29,8 @@ _OWN_WORDS = frozenset(
     ("id", "kind", "status", "severity", "confidence", "fingerprint", "schema", "basis", "scope", "category", "instruction", "verdict", "role", "of", "part")
 )  # fmt: skip
 """Fields whose words are pipelog's own, never a log's."""
+_OF_PIPELOG = _OWN_WORDS | {"advice", "missing", "title", "what", "setting"}
+"""Fields whose sentences are pipelog's own: they repeat names of a log, but where a host stands in them (`nc -vz MASTER_ADDR`) need not be one."""
 _PLURAL = {
     "host": ("host", "hosts"),
     "user": ("user", "users"),
@@ -68,14 +70,14 @@ def redacted(report: Report, events: Events | None = None) -> Report:
     if (report.redaction or {}).get("names") is not None:
         return report
     without_secrets(report)
-    texts = list(_texts(report))
-    told = [*texts, *(_words(events, "text") if events is not None else [])]
+    cited = _texts({k: v for k, v in report.to_dict().items() if k in ("findings", "failure", "inputs", "run")}, but=_OF_PIPELOG)
+    told = [*cited, *(_words(events, "text") if events is not None else [])]
     machines = [r.get("host") for r in report.topology.get("ranks", [])]
     machines += [i["notes"]["host"] for i in report.inputs if i.get("notes", {}).get("host")]
     machines += sorted(_words(events, "host")) if events is not None else []
     hosts = names_kept([*machines, *(name for text in told for name in hosts_told(text))])
     users = names_kept(name for text in told for name in users_told(text))
-    names = Names(hosts, [u for u in users if u not in hosts], texts)
+    names = Names(hosts, [u for u in users if u not in hosts], _texts(report.to_dict()))
     _change(report, names.replaced)
     report.tables = {}
     report.redaction = {"secrets": (report.redaction or {}).get("secrets", 0), "names": names.counts()}
@@ -180,18 +182,17 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every text of the report, or of a part of it."""
+def _texts(value: Any, but: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Every text of a part of the report; but: fields left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for v in value.values():
-            yield from _texts(v)
+        for key, part in value.items():
+            if key not in but:
+                yield from _texts(part, but)
     elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _texts(v)
-    elif isinstance(value, Report):
-        yield from _texts(value.to_dict())
+        for part in value:
+            yield from _texts(part, but)
 
 
 def _tell(report: Report) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pipelog.redaction.secrets import encoded_json
 
 _COMMON = """
-    localhost localdomain local root user users admin nobody ubuntu centos ec2-user runner slurm mpi ssh pdsh git kernel all any none null true false unknown
+    localhost localdomain local root user users admin nobody ubuntu ray centos ec2-user runner slurm mpi ssh pdsh git kernel all any none null true false unknown
     node nodes host hosts worker workers master head login compute gpu gpus cpu rank ranks stage stages step steps train training trainer test tests data
     model models log logs run runs job jobs home work scratch tmp trace traces config pipeline pipe forward backward send recv micro batch bubble replica
     link links memory time loss scale error warning info failed hung completed cancelled launch network storage hardware engine code python torch deepspeed
@@ -39,7 +39,7 @@ _TELLS_USER = [
         r"\b(?:uid|UserId)=(?:\d+\()?([A-Za-z_][\w.-]*)",
         r"\b[Uu]ser <([A-Za-z_][\w.-]*)>",
         r"~([A-Za-z_][\w-]*)/",
-        rf"(?<![\w.+-])([A-Za-z_][\w.-]{{2,}})@{_HOST}",
+        rf"(?<![\w.+-])([A-Za-z_][\w.-]{{2,}})@(?=[\w.-]*[A-Za-z.]){_HOST}",
     )
 ]
 _FQDN = (
@@ -72,9 +72,9 @@ _VERSION = re.compile(r"(?i)(?:version|release|driver|cuda|nccl|cudnn|rocm|firmw
 def hosts_told(text: str) -> Iterator[str]:
     """Names of hosts that stand in a text where hosts stand."""
     for pattern in _TELLS_HOST:
-        yield from pattern.findall(text)
+        yield from (found for found in pattern.findall(text) if "_" not in found)  # MASTER_PORT is none
     for pattern in _TELLS_PERHAPS:
-        yield from (found for found in pattern.findall(text) if any(c.isdigit() for c in found))
+        yield from (found for found in pattern.findall(text) if "_" not in found and any(c.isdigit() for c in found))
 
 
 def users_told(text: str) -> Iterator[str]:

@@ -89,7 +89,7 @@ def _is_secret(match: re.Match[str], text: str) -> bool:
         return False
     if "passw" in word.lower() or word.lower() == "passphrase":
         return True
-    if _NUMBER.fullmatch(value) or _OF_THE_MODEL.search(before):
+    if (_NUMBER.fullmatch(value) and not (value.isdigit() and len(value) >= 16)) or _OF_THE_MODEL.search(before):
         return False
     if word.isupper():
         return len(value) >= 4
