@@ -2,7 +2,8 @@
 
 What it does: computes the ideal bubble (p-1)/(v*m+p-1) from the topology and the configuration alone, whatever was measured.
 Why it matters: with equal stages and free transfers each stage still idles for that share of the pipeline phase.
-What to do: raise gradient_accumulation_steps (m); at a fixed global batch that means smaller micro-batches, never larger ones.
+What to do: double gradient_accumulation_steps (m), once or more; at a fixed global batch that means smaller micro-batches, never larger
+ones. Where the run failed or hung this is not its trouble: then it is info.
 When it is wrong: m is what one pipeline replica sees in one optimizer step; a batch-size ramp-up changes it during the run.
 Thresholds: limit 0.25: fewer than 3 (p - 1) micro-batches.
 """
@@ -37,31 +38,37 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
     enough = math.ceil((p - 1) * (1 - limit) / (limit * v))
     source = config.said.get("micro_batches")
     evidence = tuple(Evidence(s.file, s.line) for s in (source, topology.said.get("pp")) if s is not None and s.file is not None)
-    change = f"raise gradient_accumulation_steps from {m} to {enough} or more"
+    doubled = 2 * m  # one step over the limit is no goal, while a doubling is felt
+    change = f"double gradient_accumulation_steps ({m} → {doubled})"
     micro = config.micro_batch_size
-    price = (
-        "with smaller micro-batches if the global batch is to stay"
-        if micro and micro > 1
-        else "the global batch grows with it, which changes convergence"
-    )
+    more = f"; {percent(limit)} or less from {enough} on" if doubled < enough else ""
+    if micro and micro % 2 == 0:
+        price = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
+    else:
+        price = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
+    ended = tables.get("deaths") if tables is not None else None
     yield Finding(
         "PL102",
         "few-micro-batches",
         f"{m} micro-batch{'es' if m > 1 else ''} for {p} stages: the schedule alone idles {percent(bubble.ideal)} of the pipeline phase",
-        Severity.WARNING,
+        Severity.INFO if ended and ended[-1].status in ("failed", "hung") else Severity.WARNING,
         Confidence.HIGH,
         evidence=evidence,
         advice=(
             Advice(
-                change, f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * enough + p - 1))}; {price}{_replayed(m, enough, tables)}"
+                change,
+                f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * doubled + p - 1))}; {price}{more}{_replayed(doubled, tables)}",
             ),
         ),
         cost=bubble.ideal,
     )
 
 
-def _replayed(m: int, enough: int, tables: Tables | None) -> str:
-    """What the replay predicts for the smallest number from *enough* on that it looked at; nothing where it looked at none."""
-    tried = next((n for n in (2 * m, 4 * m) if n >= enough), None)
-    found = cited(tables, f"micro_batches={tried}") if tables is not None and tried is not None else None
-    return f"; with {tried}, same micro-batch: {found}" if found is not None else ""
+def _smaller(micro: int | None) -> str:
+    return f" (a micro-batch of {micro} cannot be halved)" if micro and micro > 1 else ""
+
+
+def _replayed(doubled: int, tables: Tables | None) -> str:
+    """What the replay predicts for that number; nothing where it did not look at it."""
+    found = cited(tables, f"micro_batches={doubled}") if tables is not None else None
+    return f"; replayed with the same micro-batch: {found}" if found is not None else ""
