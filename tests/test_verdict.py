@@ -8,6 +8,7 @@ import pytest
 
 from pipelog import diagnose, read
 from pipelog.reporters.verdict import verdict
+from tests.conftest import FIXTURES
 
 TIMER = (
     "[2023-06-03 00:10:23,345] [INFO] [logging.py:96:log_dist] [Rank 0] rank=0 time (ms) | forward_microstep: 1330.05 | backward_microstep: 4766.88\n"
@@ -43,3 +44,30 @@ def test_one_interval_alone_is_said_to_hold_warm_up(tmp_path: Path) -> None:
     assert any("warm-up" in note for note in diagnose(read(tmp_path)).notes)
     (tmp_path / "train.log").write_text(STEP + STEP.replace("10", "20", 1))
     assert not any("warm-up" in note for note in diagnose(read(tmp_path)).notes)
+
+
+def test_a_log_that_stops_says_so_first(tmp_path: Path) -> None:
+    text = STEP + "".join(STEP.replace("10", str(n), 1) for n in range(20, 90, 10))
+    (tmp_path / "train.log").write_text(text)
+    made = verdict(diagnose(read(tmp_path)))
+    assert made.word == "INCOMPLETE"
+    assert made.sentence.startswith("The log stops after step 80, and no line says why; no problem found by the ")
+
+
+def test_a_completed_run_says_so_first() -> None:
+    made = verdict(diagnose(read(FIXTURES / "runs" / "heavy-stage2")))
+    assert (made.word, made.tone) == ("SLOW", "warning")
+    assert made.sentence.startswith("Completed, step 15: stage 2 computes ")
+
+
+def test_an_idle_share_of_stage_0_is_not_called_slow(tmp_path: Path) -> None:
+    timers = "[2024-05-01 10:00:{:02d},000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 600.00 | bwd_microstep: 1400.00 | step_microstep: 10.00\n"
+    waits = "[2024-05-01 10:00:{:02d},000] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | pipe_send_output: 100.00 | pipe_recv_grad: 1900.00\n"
+    topology = "Using topology: {ProcessCoord(pipe=0, data=0): 0, ProcessCoord(pipe=1, data=0): 1}\n"
+    steps = "".join(f"steps: {n} loss: 2.9134 iter time (s): 4.000 samples/sec: 2.000\n" + timers.format(n) + waits.format(n) for n in range(1, 9))
+    (tmp_path / "train.log").write_text(topology + steps)
+    (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "steps_per_print": 1}')
+    made = diagnose(read(tmp_path))
+    assert [f.name for f in made.findings if f.severity.value == "warning"] == ["high-bubble-ratio"]
+    assert verdict(made).word == "INCOMPLETE"
+    assert verdict(made).sentence.startswith("The log stops after step 8")

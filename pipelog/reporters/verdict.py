@@ -33,22 +33,42 @@ _ENDED = {
 
 
 def verdict(report: Report) -> Verdict:
-    """How it ended if not well; else the costliest finding; else that nothing was found, or that nothing can be told."""
+    """How it ended; then the costliest finding, that nothing was found, or that nothing can be told. SLOW is said where a cause or a change is named."""
     facts = _facts(report)
     loud = [f for f in report.findings if f.severity is not Severity.INFO]
     status = report.run["status"]
     if status in _ENDED or report.failure:
         word, tone = _ENDED.get(status, ("ATTENTION", "warning"))
         return Verdict(word, tone, _how_it_ended(report) + _also(loud), facts)
+    end = _end(report)
     if loud:
-        first = max(loud, key=lambda f: (f.severity is Severity.ERROR, f.cost or 0.0))
-        slow = first.name in _SLOW
-        return Verdict("SLOW" if slow else "ATTENTION", "error" if first.severity is Severity.ERROR else "warning", capital(first.title), facts)
+        first = max(loud, key=lambda f: (f.severity is Severity.ERROR, not _bare(f), f.cost or 0.0))
+        word = "SLOW" if first.name in _SLOW and not _bare(first) else "ATTENTION" if status == "completed" or not end else "INCOMPLETE"
+        return Verdict(word, "error" if first.severity is Severity.ERROR else "warning", capital(f"{end}{first.title}"), facts)
     looked = [o for o in report.outcomes if o.status in (Status.CLEAR, Status.FOUND)]
     if not report.metrics["step_time_s"]["n"] and report.metrics["bubble"]["measured"] is None and not report.metrics["devices"]:
         return Verdict("CANNOT TELL", "unknown", _what_is_missing(report), facts)
-    ended = "" if status == "completed" else ", but the log does not say how the run ended"
-    return Verdict("OK", "ok", f"No problem found by the {count(len(looked), 'rule')} that had data{ended}", facts)
+    ended = "" if status == "completed" or end else ", but the log does not say how the run ended"
+    found = capital(f"{end}no problem found by the {count(len(looked), 'rule')} that had data{ended}")
+    return Verdict("INCOMPLETE", "unknown", found, facts) if end and status == "incomplete" else Verdict("OK", "ok", found, facts)
+
+
+def _bare(finding: Finding) -> bool:
+    """An idle share of one stage alone, which names neither a cause nor a change."""
+    return finding.name == "high-bubble-ratio" and bool(finding.where.stages)
+
+
+def _end(report: Report) -> str:
+    """Completed, step 24: …; The log stops after step 30, at 06:39:12, and no line says why; … Empty where it was the end of another start, or no log was read."""
+    run = report.run
+    last, when = run["last_step"], run["ended_at"]
+    if run["attempt"] != run["attempts"][-1]["index"] or not any(i["kind"] == "log" for i in report.inputs):
+        return ""
+    if run["status"] == "completed":
+        return "Completed: " if last is None else f"Completed, step {last:,}: "
+    if last is None:
+        return ""
+    return f"The log stops after step {last:,}{f', at {when[11:19]}' if when else ''}, and no line says why; "
 
 
 def _how_it_ended(report: Report) -> str:
