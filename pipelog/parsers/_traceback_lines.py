@@ -18,6 +18,8 @@ MOST_TEXT = 12
 """Lines of a message after the exception's own."""
 
 FRAME = re.compile(r'^(?P<margin>.{0,120}?)  File "(?P<path>[^"]{1,1000})", line (?P<at>\d{1,9})(?:, in (?P<function>.{1,200}))?\s*$')
+GATHERED = re.compile(r"^: \(RANK (?P<rank>\d{1,9})\)\s*$")
+"""Behind the mark where torch.distributed.checkpoint repeats on every rank what was raised on some: `Traceback (most recent call last): (RANK 2)`."""
 RICH_FRAME = re.compile(r"^(?P<path>\S.{0,400}?):(?P<at>\d{1,9}) in (?P<function>\S{1,200})$")
 BOX = re.compile(r"^\s?[╭+][─-]+ $")
 SUB = re.compile(r"^ +\+[-+]{2,} (?P<number>\d+|\.\.\.) -{2,}$|^ +\+-{8,}$")

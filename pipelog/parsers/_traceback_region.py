@@ -17,6 +17,7 @@ from pipelog.parsers._traceback_lines import (
     BOX,
     CONNECTORS,
     FRAME,
+    GATHERED,
     GOES_ON,
     IGNORED,
     LONG,
@@ -149,8 +150,10 @@ class Region:
         if strand is not None and strand.open and head and is_exception(head.strip(), sure=True):  # glued to the line before
             self._raise(strand, number, head.strip())
             before, strand, head = margin, strand if margin else self._strand(""), ""
+        whose = GATHERED.match(rest[-1]) if marks == 1 else None
         for _ in range(marks):
             self._begin(number, before, strand if not head else None, original=original, group=group, repeated=repeated)
+            self.chains[-1].rank = int(whose["rank"]) if whose else self.chains[-1].rank
         return True
 
     def _begin(self, number: int, before: str, strand: _Strand | None, *, original: bool, group: bool, repeated: bool) -> None:

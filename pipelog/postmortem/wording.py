@@ -20,7 +20,9 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
     """One sentence: who, what, and why they are thought to be the ones."""
     who, tail = subject(whom, topology), f"; {whom.why}" if whom.why else ""
     if kind.category == "hang":
-        waited = {"timeout-gloo": "a p2p or collective call timed out", "timeout-nccl": _call(first)}.get(kind.name, "the run hangs")
+        waited = {"timeout-gloo": "a p2p or collective call timed out", "timeout-nccl": _call(first), "timeout-hccl": "a call of HCCL timed out"}.get(
+            kind.name, "the run hangs"
+        )
         if whom.ranks:
             return f"{who} {'is' if len(whom.ranks) == 1 else 'are'} waited for: {waited}{tail}"
         return f"The run hangs: {waited}{tail or '; who is missing cannot be told'}"

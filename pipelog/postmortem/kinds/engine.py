@@ -97,6 +97,26 @@ def timeout_nccl(case: Case) -> Iterator[Advice]:
     yield from _hang(case)
 
 
+@kind(
+    "timeout-hccl",
+    category="hang",
+    pattern=r"error code is (?:507046|507048|107020)\b|OPS function error: Hccl\w+, error code is (?:6|7|9|1\d)\b|Notify register times out|Getting socket times out",
+    says="waited in vain in a call of HCCL",
+    known=False,
+    strength=Strength.TIMEOUT,
+    rows=("python-exception", "bare-exception", "level"),
+    first=21,
+    missing=(
+        "what the rank that did not answer was doing: its own log, py-spy dump of every rank while it hangs",
+        "the device logs of CANN (~/ascend/log)",
+    ),
+)
+def timeout_hccl(case: Case) -> Iterator[Advice]:
+    """Ascend's collective library: EI0002 (a notify did not come in time), EI0006 (a socket did not open in time), or the synchronisation that waited for them."""
+    yield Advice("find the rank whose log has another error or none, and begin there: the others waited for it")
+    yield Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+
+
 def _hang(case: Case) -> Iterator[Advice]:
     yield Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
     yield Advice("set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DESYNC_DEBUG=1 for the next run")
@@ -116,6 +136,23 @@ def _hang(case: Case) -> Iterator[Advice]:
 def nccl_abort(case: Case) -> Iterator[Advice]:
     """What follows a timeout or an asynchronous error of NCCL."""
     yield from _hang(case)
+
+
+@kind(
+    "checkpoint-summary",
+    category="checkpoint",
+    pattern=r"CheckpointException ranks:",
+    says="was told that others could not save or load the checkpoint",
+    role=Role.CASCADE,
+    known=False,
+    strength=Strength.ECHO,
+    rows=("python-exception", "bare-exception"),
+    first=9,
+    missing=("the tracebacks of the ranks that the exception lists: they stand below it, or in their own logs",),
+)
+def checkpoint_summary(case: Case) -> Iterator[Advice]:
+    """torch.distributed.checkpoint raises on every rank what some of them raised; the exceptions themselves follow with `(RANK n)`."""
+    yield Advice("look at the ranks that the exception lists: the exceptions below it are theirs")
 
 
 @kind(

@@ -112,6 +112,22 @@ def launcher_setup(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "ray-worker-gone",
+    category="killed",
+    pattern=r"ray\.exceptions\.(?P<what>ActorDiedError|RayActorError|ActorUnavailableError|WorkerCrashedError|NodeDiedError|LocalRayletDiedError)\b",
+    says="was gone ({what}): Ray does not say why",
+    known=False,
+    strength=Strength.SIGNAL,
+    rows=("python-exception", "bare-exception"),
+    first=9,
+    missing=("the log of the worker that died (/tmp/ray/session_latest/logs/worker-*.err)", "`dmesg -T` of its node"),
+)
+def ray_worker_gone(case: Case) -> Iterator[Advice]:
+    """Ray's driver notices that a worker process is gone and lists what it might have been: none of these is told to be it."""
+    yield Advice("read the dead worker's own log under /tmp/ray/session_latest/logs on its node, and `dmesg -T` there")
+
+
+@kind(
     "time-limit",
     category="scheduler.time-limit",
     pattern=r"(?i)DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime .*exceeded|DeadlineExceeded|active on the node longer than",

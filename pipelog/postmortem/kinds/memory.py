@@ -37,6 +37,19 @@ def gpu_oom_plain(case: Case) -> Iterator[Advice]:
     yield from _less_memory(case)
 
 
+@kind(
+    "ray-memory",
+    category="host.oom",
+    pattern=r"ray\.exceptions\.OutOfMemoryError|[Kk]illed due to the node running low on memory",
+    says="was killed by Ray because its node ran low on memory",
+    rows=("python-exception", "bare-exception", "level"),
+    first=9,
+)
+def ray_memory(case: Case) -> Iterator[Advice]:
+    """Ray's memory monitor kills a worker before the kernel would: memory of the host, not of the GPU, whatever the class is called."""
+    yield from _host_memory(case)
+
+
 def _less_memory(case: Case) -> Iterator[Advice]:
     stage, m, p = case.stage, case.config.micro_batches, case.topology.pp
     if stage is not None and p and p > 1:
