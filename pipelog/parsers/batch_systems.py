@@ -1,4 +1,4 @@
-"""How LSF and PBS say that they ended a job, or how it ended.
+"""How LSF, PBS and Flux say that they ended a job, or how it ended.
 
     TERM_RUNLIMIT: job killed after reaching LSF run time limit.
     Exited with exit code 140.
@@ -65,3 +65,30 @@ def pbs(found: Records) -> Iterator[Rows]:
     node = pc.equal(what, "node")
     names = pc.if_else(time, "batch-time-limit", pc.if_else(memory, "batch-memory", pc.if_else(node, "batch-node-failure", "batch-killed")))
     yield found.rows("end", names, host=pc.coalesce(found["node"], found.columns["host"]), text=found["words"])
+
+
+# 04/01/2025 01:13:20  S    Job to be deleted at request of user@login-02
+# 04/01/2025 01:13:20;0008;PBS_Server;Job;812345.pbs01;Job deleted at request of user@login-02
+@lines(
+    "pbs-deleted",
+    mark=("Job to be deleted at request of ", "Job deleted at request of "),
+    pattern=r"^\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?:\.\d+)?(?:  S +|;.*;)(?P<words>Job (?:to be )?deleted at request of \S+)\s*$",
+)
+def pbs_deleted(found: Records) -> Iterator[Rows]:
+    """Give the end of a job by qdel, as the server's log and tracejob have it."""
+    yield found.rows("end", "batch-cancelled", text=found["words"])
+
+
+_FLUX = {"timeout": "batch-time-limit", "cancel": "batch-cancelled"}
+
+
+# 3600.121s: job.exception type=timeout severity=0 resource allocation expired
+# 412.121s: job.exception type=cancel severity=0 user cancelled
+@lines(
+    "flux-exception",
+    mark="job.exception type=",
+    pattern=r"^(?:\d+\.\d+s: )?(?P<words>job\.exception type=(?P<type>timeout|cancel) severity=0\b.*?)\s*$",
+)
+def flux(found: Records) -> Iterator[Rows]:
+    """Give Flux's exception of severity 0, which ends a job: its limit, or a cancellation."""
+    yield found.rows("end", pa.array(list(_FLUX.values())).take(pc.index_in(found["type"], pa.array(list(_FLUX)))), text=found["words"])
