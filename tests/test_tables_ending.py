@@ -64,6 +64,33 @@ def test_a_step_cancelled_after_a_task_failed_is_no_cancellation() -> None:
     assert status(*rows)[:2] == ("failed", None)
 
 
+STEP_CANCELLED = end("slurm-cancelled", text="slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-06-02T10:08:11 ***")
+TASKS = [end("slurm-task", 1.0), end("slurm-task", -15.0)]
+
+
+def test_the_words_of_the_task_that_failed_may_be_written_after_the_step_was_cancelled() -> None:
+    assert status(*STEPS, STEP_CANCELLED, traceback("KeyError: 'wiki'"), *TASKS) == ("failed", None, 4)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [STEP_CANCELLED, traceback("DistBackendError: NCCL error, remote process exited"), *TASKS],  # an echo
+        [STEP_CANCELLED, *TASKS],  # nobody says why
+        [STEP_CANCELLED, traceback("KeyError: 'wiki'"), end("slurm-task", -15.0)],  # no task left of its own
+        [STEP_CANCELLED, traceback("KeyError: 'wiki'"), *TASKS, end("slurm-task", 1.0)],  # two did
+        [{**STEP_CANCELLED, "text": "*** JOB 7 ON n1 CANCELLED AT 2025-06-02T10:08:11 ***"}, traceback("KeyError: 'wiki'"), *TASKS],
+    ],
+)
+def test_what_tasks_say_when_somebody_cancels_is_no_failure(rows: list[Row]) -> None:
+    assert status(*STEPS, *rows)[:2] == ("cancelled", "scheduler.cancelled")
+
+
+@pytest.mark.parametrize(("text", "want"), [("KeyError: 'wiki'", "failed"), ("DistBackendError: NCCL error, remote process exited", "cancelled")])
+def test_what_is_deleted_after_it_failed_is_no_cancellation(text: str, want: str) -> None:
+    assert status(*STEPS, traceback(text), end("batch-cancelled"))[0] == want
+
+
 def test_a_time_limit_is_one_whatever_came_before() -> None:
     assert status(*STEPS, traceback(), end("slurm-time-limit"))[0] == "time-limit"
 

@@ -92,3 +92,15 @@ _SHELL = r"(?:-?(?:/\S*/)?(?:ba|da|z|k|tc)?sh|(?:\S*/)?[\w.-]+\.s(?:h|batch|lurm
 def command(found: Records) -> Iterator[Rows]:
     """Give a command that could not be started: not there, not allowed, not runnable."""
     yield found.rows("error", "shell-command", text=found["line"])
+
+
+# Running scope as unit: pp-train.scope
+# Running as unit: run-u812.service; invocation ID: 3f0c…
+@lines(
+    "systemd-run",
+    mark=("Running scope as unit: ", "Running as unit: "),
+    pattern=r"^Running (?:scope )?as unit: (?P<unit>[\w@.:\\-]+\.(?:scope|service))(?:;.*|\s*)$",
+)
+def systemd_run(found: Records) -> Iterator[Rows]:
+    """Give the unit of systemd in which the job runs (fact `job.unit`)."""
+    yield found.rows("fact", "job.unit", text=found["unit"])

@@ -15,6 +15,7 @@ from pipelog.events import Input
 from pipelog.postmortem.kinds import KINDS, Kind, Role
 from pipelog.registry import load
 from pipelog.tables import frame, table
+from pipelog.tables.pods import of_other_pods
 from pipelog.tables.topology import Topology
 
 _COLUMNS = (
@@ -80,6 +81,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     _whose(rows, placed, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
+    rows.loc[of_other_pods(rows, inputs) | _of_other_units(rows, placed), "role"] = Role.BENIGN.value
     rows = _causes(rows)
     return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)
 
@@ -178,6 +180,19 @@ def _elsewhen(rows: pd.DataFrame, placed: pa.Table) -> None:
     at = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
     away = (at < float(spoken.min()) - _ZONES_NS) | (at > float(spoken.max()) + _ZONES_NS)
     rows.loc[away & rows["name"].str.startswith(("kernel", "storage")).to_numpy(), "role"] = Role.BENIGN.value
+
+
+_UNIT = r"Killed (?P<path>/\S+) due to memory|(?P<unit>\S+): A process of this unit has been killed"
+
+
+def _of_other_units(rows: pd.DataFrame, placed: pa.Table) -> pd.Series:
+    """Whether systemd speaks of a unit that is not the job's, where the job says in which unit it runs."""
+    facts = frame(placed, ("fact",), ("name", "text"))
+    mine = set(facts.loc[facts["name"] == "job.unit", "text"].dropna())
+    named = rows["text"].str.extract(_UNIT)
+    units = named["path"].fillna(named["unit"])
+    ours = units.map(lambda path: isinstance(path, str) and not mine.isdisjoint(path.split("/"))).astype(bool)
+    return (rows["name"] == "kernel-oom") & units.notna() & ~ours & bool(mine)
 
 
 def _with_year(stamp: pd.Timestamp, near: int) -> float:

@@ -67,7 +67,8 @@ def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
     ends = roles.loc[roles["code"].notna() & roles["at_ns"].notna(), "at_ns"]
     over = float(ending.at_ns if ending.at_ns is not None else ends.min() if len(ends) else np.nan)
     if np.isnan(over):
-        over = float(steps[-1]) if len(steps) else np.nan
+        # the step after the last that was printed was under way for as long as steps take to be printed
+        over = float(steps[-1]) + (float(np.median(np.diff(steps))) if len(steps) > 1 else 0.0) if len(steps) else np.nan
     off = (at - over) % _HALF_HOUR_NS
     shifted = (np.abs(at - over) > _NEAR_NS) & (np.minimum(off, _HALF_HOUR_NS - off) <= _NEAR_NS)
     went_on = len(steps) - np.searchsorted(steps, np.nan_to_num(at, nan=np.inf))

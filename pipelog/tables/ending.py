@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipelog.events import Input
 from pipelog.tables import frame, table
 from pipelog.tables.attempts import Attempts
+from pipelog.tables.pods import of_other_pods
 
 _SCHEDULER = {
     "slurm-time-limit": ("time-limit", "scheduler.time-limit"),
@@ -68,6 +69,7 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
         ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
+    found = found[~of_other_pods(found, inputs)]
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
     of = {int(n): mine for n, mine in found.dropna(subset=["attempt"]).groupby("attempt")}
@@ -88,7 +90,8 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         row = scheduler.iloc[0]
         before = _before(pd.concat([own, bad[~bad["value"].isin(_BY_SIGNAL)]]), row)
         # a step is also cancelled because one of its tasks failed
-        if row["name"] != "slurm-cancelled" or not len(before):
+        failed_itself = len(before) or _because_of_a_task(ends, own, row) if row["name"] == "slurm-cancelled" else _deleted_late(own, row)
+        if not failed_itself:
             status, category = _SCHEDULER[row["name"]]
             return _ending(number, status, row, category)
     successes = ends[ends["name"] == "exit-success"]
@@ -165,6 +168,29 @@ def _after_work(traces: pd.DataFrame, work: pd.DataFrame, rows: pd.DataFrame) ->
 def _before(rows: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
     same = rows[rows["file"] == row["file"]]
     return same[same["line"] < row["line"]]
+
+
+_STEP = re.compile(r"\*{3} STEP ")
+_OF_A_PEER = re.compile(r"(?i)nccl|gloo|\bDist\w*Error|peer|Connection|Broken ?Pipe|timed out")
+
+
+def _because_of_a_task(ends: pd.DataFrame, own: pd.DataFrame, row: pd.Series) -> bool:
+    """Whether srun cancelled the step because one task failed (--kill-on-bad-exit), where that task's words are only written after it.
+
+    Told where it was the step and not the job, a single task left with an exit code of its own while all others were ended by a signal, and a
+    traceback that is no echo of a peer's end stands behind it. Somebody who cancels a step ends all tasks alike.
+    """
+    tasks = ends[(ends["name"] == "slurm-task") & (ends["file"] == row["file"])]
+    codes = tasks[tasks["value"] > 0]
+    if not _STEP.search(str(row["text"])) or len(codes) != 1 or not tasks["value"].isin(_BY_SIGNAL).any() or codes["value"].isin(_BY_SIGNAL).any():
+        return False
+    late = own[(own["file"] == row["file"]) & (own["line"] > row["line"])]
+    return bool((~late["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
+
+
+def _deleted_late(own: pd.DataFrame, row: pd.Series) -> bool:
+    """Whether what somebody deleted had failed: its traceback, in whichever file, is no echo of a peer's end."""
+    return row["name"] == "batch-cancelled" and bool((~own["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
 
 
 def _ending(number: int, status: str, row: pd.Series, category: str | None = None) -> Ending:
