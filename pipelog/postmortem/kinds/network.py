@@ -83,6 +83,23 @@ def own_interface(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "ib-pinning",
+    category="network.config",
+    pattern=r"ibv_reg_mr\w* failed with error Cannot allocate memory",
+    says="could not pin memory for InfiniBand",
+    strength=Strength.SYMPTOM,
+    known=False,
+    first=5,
+    missing=("the limit of pinned memory where the job runs: `ulimit -l` in the same shell or container",),
+)
+def ib_pinning(case: Case) -> Iterator[Advice]:
+    """The adapter may pin no more memory: mostly the limit of the process (memlock), not a host that has none left."""
+    yield Advice(
+        "raise memlock to unlimited where the job runs: `ulimit -l`, LimitMEMLOCK of the daemon that starts it, --ulimit memlock=-1 of the container"
+    )
+
+
+@kind(
     "transport",
     category="network",
     pattern=r"unhandled system error|ncclSystemError|No route to host|Network is unreachable|[Cc]onnect to \S+<\d+> (?:failed|returned)|socketStartConnect|SocketPollConnect|Net ?: Connect to|Call to ibv_\w+ failed",
