@@ -347,19 +347,22 @@ def plan(config: str | None, run: str | None, form: str | None, output: str | No
     from pipelog.planning import outputs, typed  # noqa: PLC0415
     from pipelog.planning.config_file import read  # noqa: PLC0415
     from pipelog.planning.plan import plan as planned  # noqa: PLC0415
+    from pipelog.planning.text import styled  # noqa: PLC0415
 
     wanted = typed.wanted(read(config) if config else None, _measured(run) if run else None, [_setting(s) for s in settings], **given)
     made = planned(wanted)
-    form = form or outputs.by_suffix(output)
+    _give(made, form or outputs.by_suffix(output), output, outputs.OUTPUTS, styled, "pipelog-plan.html")
+
+
+def _give(made: Any, form: str, output: str | None, outputs: dict[str, Any], styled: Callable[..., None], page: str) -> None:
+    """Write a plan or a comparison: styled on a terminal, else to standard output or a file, whose name is printed."""
     if form == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console  # noqa: PLC0415
 
-        from pipelog.planning.text import styled  # noqa: PLC0415
-
         styled(made, Console(highlight=False, soft_wrap=False, legacy_windows=False))
         return
-    text = outputs.OUTPUTS[form][1](made)
-    place = output or ("pipelog-plan.html" if form == "html" else "-")
+    text = outputs[form][1](made)
+    place = output or (page if form == "html" else "-")
     if place == "-":
         click.echo(text, nl=False)
         return
@@ -387,23 +390,10 @@ def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None,
     """Compare two runs, each a folder, a file or a report.json: is B faster than A, why, and what else changed."""
     from pipelog.comparing import outputs  # noqa: PLC0415
     from pipelog.comparing.comparison import compare  # noqa: PLC0415
+    from pipelog.comparing.text import styled  # noqa: PLC0415
 
     made = compare(*(_report(path, jobs, redact=redact, cached=not no_cache, quiet=quiet) for path in (a, b)))
-    form = form or outputs.by_suffix(output)
-    if form == "text" and output is None and sys.stdout.isatty():
-        from rich.console import Console  # noqa: PLC0415
-
-        from pipelog.comparing.text import styled  # noqa: PLC0415
-
-        styled(made, Console(highlight=False, soft_wrap=False, legacy_windows=False))
-        return
-    text = outputs.OUTPUTS[form][1](made)
-    place = output or ("pipelog-diff.html" if form == "html" else "-")
-    if place == "-":
-        click.echo(text, nl=False)
-        return
-    _save(Path(place), text)
-    click.echo(place)
+    _give(made, form or outputs.by_suffix(output), output, outputs.OUTPUTS, styled, "pipelog-diff.html")
 
 
 def _report(path: str, jobs: int | None, *, redact: bool, cached: bool, quiet: bool) -> Any:

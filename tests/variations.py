@@ -421,6 +421,17 @@ def _merged(case: Case, rng: random.Random) -> Case | None:
     return replace(case, logs={"console.log": (*head, *_interleaved(parts, rng), *tail)})
 
 
+def _in_the_failure(lines: Lines) -> tuple[int, int, dict[int | None, list[Line]]]:
+    """From the first line of the failure to the launcher's first word about it: (first, behind the last, lines of each rank)."""
+    first = failing(lines)
+    ranks, own = ranks_of(lines), is_launcher(lines)
+    last = next((n for n in range(first, len(lines)) if own[n]), len(lines))
+    writers: dict[int | None, list[Line]] = {}
+    for n in range(first, last):
+        writers.setdefault(ranks[n], []).append(lines[n])
+    return first, last, writers
+
+
 @variation("other interleaving")
 def _reordered(case: Case, rng: random.Random) -> Case | None:
     """Lines of different ranks in another order from the failure on, up to the launcher's first word about it."""
@@ -428,12 +439,7 @@ def _reordered(case: Case, rng: random.Random) -> Case | None:
         return None
 
     def change(lines: Lines) -> Lines:
-        first = failing(lines)
-        ranks, own = ranks_of(lines), is_launcher(lines)
-        last = next((n for n in range(first, len(lines)) if own[n]), len(lines))
-        writers: dict[int | None, list[Line]] = {}
-        for n in range(first, last):
-            writers.setdefault(ranks[n], []).append(lines[n])
+        first, last, writers = _in_the_failure(lines)
         return (*lines[:first], *_interleaved(list(writers.values()), rng), *lines[last:])
 
     return case.each_file(change)
@@ -446,12 +452,7 @@ def _blocks(case: Case, rng: random.Random) -> Case | None:
         return None
 
     def change(lines: Lines) -> Lines:
-        first = failing(lines)
-        ranks, own = ranks_of(lines), is_launcher(lines)
-        last = next((n for n in range(first, len(lines)) if own[n]), len(lines))
-        writers: dict[int | None, list[Line]] = {}
-        for n in range(first, last):
-            writers.setdefault(ranks[n], []).append(lines[n])
+        first, last, writers = _in_the_failure(lines)
         order = list(writers)
         rng.shuffle(order)
         return (*lines[:first], *(line for who in order for line in writers[who]), *lines[last:])

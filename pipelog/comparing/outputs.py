@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from pipelog.comparing import html, json, markdown, text
 from pipelog.comparing.comparison import Comparison
+from pipelog.planning.outputs import by_suffix
+
+__all__ = ["OUTPUTS", "by_suffix"]
 
 OUTPUTS: dict[str, tuple[str, Callable[[Comparison], str]]] = {
     "text": (".txt", text.render),
@@ -13,8 +16,3 @@ OUTPUTS: dict[str, tuple[str, Callable[[Comparison], str]]] = {
     "md": (".md", markdown.render),
     "html": (".html", html.render),
 }
-
-
-def by_suffix(name: str | None) -> str:
-    """The form that the name of a file asks for; text where it asks for none."""
-    return next((form for form, (suffix, _) in OUTPUTS.items() if name is not None and name.endswith(suffix)), "text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -26,20 +26,20 @@ _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.
 
 def render(plan: Plan) -> str:
     """Without colours, 100 columns wide."""
+    return piped(lambda console: styled(plan, console))
+
+
+def piped(write: Callable[[Console], None]) -> str:
+    """What is written to a console without colours, 100 columns wide."""
     out = io.StringIO()
-    styled(plan, Console(file=out, width=100, no_color=True, highlight=False, legacy_windows=False, soft_wrap=False, force_terminal=False))
+    write(Console(file=out, width=100, no_color=True, highlight=False, legacy_windows=False, soft_wrap=False, force_terminal=False))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def styled(plan: Plan, console: Console) -> None:
     """Write the plan to a console; it adapts to its width and honours NO_COLOR."""
     said = plan.verdict
-    head = wrapped(f"{said.word}  {said.sentence}", console.width)
-    first_line = Text(said.word, style=_TONES[said.tone])
-    first_line.append(head[0].removeprefix(said.word), style="bold")
-    console.print(first_line)
-    lines(head[1:], console, style="bold")
-    lines(wrapped(said.facts, console.width), console, style="dim")
+    verdict(said.word, said.sentence, said.tone, [said.facts], console)
     first, *rest = sections(plan) or [Section("")]
     if first.title == SEEN:
         section(first, console, listed=False)
@@ -50,6 +50,17 @@ def styled(plan: Plan, console: Console) -> None:
         _finding(finding, console)
     for each in rest:
         section(each, console)
+
+
+def verdict(word: str, sentence: str, tone: str, facts: Iterable[str], console: Console) -> None:
+    """The first lines: the word in its tone, the sentence, and the facts below."""
+    head = wrapped(f"{word}  {sentence}", console.width)
+    first = Text(word, style=_TONES[tone])
+    first.append(head[0].removeprefix(word), style="bold")
+    console.print(first)
+    lines(head[1:], console, style="bold")
+    for fact in facts:
+        lines(wrapped(fact, console.width), console, style="dim")
 
 
 def section(given: Section, console: Console, *, listed: bool = True) -> None:

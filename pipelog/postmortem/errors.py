@@ -13,6 +13,7 @@ import pyarrow as pa
 import pipelog.postmortem.kinds
 from pipelog.events import Input
 from pipelog.postmortem.kinds import KINDS, Kind, Role
+from pipelog.postmortem.neighbours import local_ranks
 from pipelog.registry import load
 from pipelog.tables import frame, table
 from pipelog.tables.pods import of_other_pods
@@ -68,7 +69,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     load(pipelog.postmortem.kinds)
     rows = frame(placed, ("error", "end", "process"), _COLUMNS)
     rows = rows[~((rows["kind"] == "end") & rows["name"].isin(_FINE))]
-    rows = rows[(rows["kind"] != "process") | rows["name"].isin(["killed", "signalled"])]
+    rows = rows[(rows["kind"] != "process") | (rows["name"] == "killed")]
     frames = _frames(rows)
     rows = rows[rows["name"] != "python-frame"].copy()
     rows["order"] = rows["file"].map({i.path: n for n, i in enumerate(inputs)}).fillna(len(inputs)).astype("int64")
@@ -208,7 +209,7 @@ def _with_year(stamp: pd.Timestamp, near: int) -> float:
 def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
     """Ranks of lines that name a process, a local rank on a host, or a GPU; then stage, replica and host of the ranks."""
     places = frame(placed, ("place", "process"), ("kind", "name", "rank", "host", "label", "value", "steps"))
-    local = {(h, w): int(r) for h, w, r in zip(places["host"], places["label"], places["rank"], strict=True) if isinstance(w, str) and not pd.isna(r)}
+    local = local_ranks(placed)
     world = topology.world_size
     pids: dict[tuple[str | None, int], int] = {}
     for kind, name, rank, host, label, value, size in zip(
@@ -216,6 +217,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
     ):
         if kind != "process" or pd.isna(value):
             continue
+        host = host if isinstance(host, str) else None  # noqa: PLW2901
         if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
             pids[host, int(value)] = int(rank)
         elif name == "spawned":
@@ -229,6 +231,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
     for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
         if not pd.isna(whose[i]):
             continue
+        host = host if isinstance(host, str) else None  # noqa: PLW2901
         if isinstance(label, str) and (host, label) in local:
             whose[i] = local[host, label]
         elif name in ("nccl-warn", "killed", "kernel-oom", "kernel-segfault") and not pd.isna(value):
@@ -244,7 +247,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
         rows[column] = rows[column].where(rows[column].notna(), found)
 
 
-def _by_device(rows: pd.DataFrame, local: dict[tuple[Any, str], int]) -> dict[tuple[Any, int], int]:
+def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> dict[tuple[Any, int], int]:
     """(host, process) → rank of NCCL's warnings, whose device is the local rank where the processes of a host see all of its devices.
 
     That they do is told by a device above 0, and by no two processes that use the same one. The name that NCCL has for the host may differ from
@@ -255,7 +258,8 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[Any, str], int]) -> dict[tu
     used = used.assign(device=used["device"].str.removeprefix("gpu "))
     launched, warning = {h for h, _ in local}, set(used["host"])
     found: dict[tuple[Any, int], int] = {}
-    for host, mine in used.groupby("host", dropna=False):
+    for key, mine in used.groupby("host", dropna=False):
+        host = key if isinstance(key, str) else None
         if mine["device"].duplicated().any() or mine["value"].duplicated().any() or (mine["device"] == "0").all():
             continue
         name = host if host in launched else next(iter(launched)) if len(launched) == len(warning) == 1 else None

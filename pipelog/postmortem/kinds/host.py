@@ -275,7 +275,7 @@ def left_with_code(case: Case) -> Iterator[Advice]:
 @kind(
     "taken-down",
     category="killed",
-    pattern=r"(?im)^code -(?:15|1|2|13)$|^row (?:killed|signalled)$|(?<![\"'`])SIGTERM(?![\"'`])|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
+    pattern=r"(?im)^code -(?:15|1|2|13)$|^row killed$|(?<![\"'`])SIGTERM(?![\"'`])|Killing subprocess|closing signal|CalledProcessError|ChildFailedError|sending .*signal|First task exited|Terminating|Job step aborted"
     r"|exit code 143|SystemExit|SignalException|task .* running|exited abnormally|Main process received|forcefully exiting|Worker group FAILED|ssh exited",
     says="was taken down with the rest",
     role=Role.TEARDOWN,
