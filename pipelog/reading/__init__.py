@@ -27,6 +27,7 @@ from pipelog.reading.error_files import read_error_file
 from pipelog.reading.files import Source, sources
 from pipelog.reading.flight import read_flight
 from pipelog.reading.gpu_tables import read_gpu_table
+from pipelog.reading.json_logs import read_json_log
 from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
 from pipelog.reading.node_logs import with_hosts
@@ -42,6 +43,7 @@ Progress = Callable[[int, int], None]
 
 _READERS: dict[str, Callable[[Source], tuple[pa.Table, Input]]] = {
     "log": read_log,
+    "json-log": read_json_log,
     "trace": read_trace,
     "config": read_config,
     "monitor": read_monitor,
@@ -142,7 +144,7 @@ def read_one(source: Source, *, cached: bool = False) -> Events:
     except Exception as error:  # one file must not cost the user the rest of the folder
         log.debug("%s", source.shown, exc_info=True)
         return _ignored(source, f"pipelog failed on it ({type(error).__name__}: {error}): please report this")
-    if place is not None and kind in ("log", "trace"):
+    if place is not None and kind in ("log", "json-log", "trace"):
         cache.keep(place, events)
     return events
 

@@ -14,7 +14,7 @@ def texts(path: Path, wanted: set[int], most: int) -> dict[int, str]:
     last, number = max(wanted), 1
     held = b""
     try:
-        for piece in Stream(path).text():
+        for piece in Stream(path).text(flat=True):
             data = held + piece
             end = data.rfind(b"\n") + 1
             number = _take(data[:end], number, wanted, found, most)

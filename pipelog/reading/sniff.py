@@ -44,9 +44,11 @@ _OWN = re.compile(
 
 def kind(source: Source) -> tuple[str, str | None]:
     """(key of its reader, or events, or ignored; the reason where ignored). Raises OSError where it cannot be read."""
-    head = _head(source)
+    head, wrapped = _head(source)
     if not head:
         return "ignored", "ignored, because it is empty"
+    if wrapped:
+        return "json-log", None
     if head[:4] == b"PAR1":
         if is_operations(source.path):
             return "operations", None
@@ -91,13 +93,14 @@ def kind(source: Source) -> tuple[str, str | None]:
     return ("stack-dump" if is_stack_dump(head) else "log"), None
 
 
-def _head(source: Source) -> bytes:
+def _head(source: Source) -> tuple[bytes, bool]:
+    """The begin of a file's text, and whether it stands in JSON objects, one a line."""
     stream, out = Stream(source.path), b""
     for piece in stream.text():
         out += piece
         if len(out) >= _HEAD:
             break
-    return out[:_HEAD]
+    return out[:_HEAD], stream.wrapped
 
 
 def _whole_json(text: bytes) -> bool:

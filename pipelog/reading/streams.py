@@ -9,7 +9,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import itertools
-import json
 import lzma
 import re
 import zlib
@@ -22,6 +21,7 @@ import pyarrow as pa
 from isal import isal_zlib
 
 from pipelog.events import Skipped
+from pipelog.reading import json_lines
 
 GZIP, ZSTD, BZIP2, XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zX"
 _READ = 1 << 20
@@ -35,10 +35,14 @@ _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 @dataclass(slots=True)
 class Stream:
-    """Decompressed bytes of one file, piece by piece. After the last piece, `trouble` says what was lost at the end."""
+    """Decompressed bytes of one file, piece by piece. After the last piece, `trouble` says what was lost at the end.
+
+    wrapped: whether its lines were JSON objects, known once the first piece of text was read.
+    """
 
     path: Path
     trouble: list[Skipped] = field(default_factory=list)
+    wrapped: bool = False
 
     def pieces(self) -> Iterator[bytes]:
         """The content as it stands in the file, decompressed."""
@@ -57,15 +61,21 @@ class Stream:
                 while piece := file.read(_READ):
                     yield piece
 
-    def text(self, *, unwrap: bool = True) -> Iterator[bytes]:
-        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), else unchanged; unwrap: without Docker's JSON around its lines."""
+    def text(self, *, unwrap: bool = True, flat: bool = False, note: json_lines.Note | None = None) -> Iterator[bytes]:
+        """The content as UTF-8 where it is UTF-16 (a log redirected in PowerShell), else unchanged; unwrap: without the JSON around the lines of a log.
+
+        flat, note: see `json_lines.unwrapped`.
+        """
         pieces = self.pieces()
         first = next(pieces, b"")
         marked = _UTF16.get(first[:2])
         coding = marked or _unmarked(first[:4096])
         if coding is None:
             first = first.removeprefix(codecs.BOM_UTF8)
-            yield from _unwrapped(itertools.chain([first], pieces)) if unwrap and _WRAPPED.match(first) else itertools.chain([first], pieces)
+            written = json_lines.form(first) if unwrap else None
+            self.wrapped = written is not None
+            whole = itertools.chain([first], pieces)
+            yield from whole if written is None else json_lines.unwrapped(whole, written, flat=flat, note=note)
             return
         decoder = codecs.getincrementaldecoder(coding)("replace")
         yield decoder.decode(first[2:] if marked else first).encode()
@@ -117,33 +127,6 @@ class Stream:
                 if not piece:
                     return
                 yield piece
-
-
-_WRAPPED = re.compile(
-    rb'\{(?:\s*"(?:time|timestamp|ts|stream|@timestamp|level)"\s*:\s*"[^"]*"\s*,)*\s*"(?:log|message|msg)"\s*:\s*"(?:[^"\\\n]|\\.)*"\s*[,}]'
-)
-"""The begin of a log of JSON lines: Docker's json-file driver, and what log collectors make of it."""
-
-
-def _unwrapped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The text of a log whose lines are JSON objects, with their times before it as `kubectl logs --timestamps` writes them."""
-    held = b""
-    for piece in pieces:
-        *lines, held = (held + piece).split(b"\n")
-        yield b"".join(_one_unwrapped(line) for line in lines)
-    if held:
-        yield _one_unwrapped(held).removesuffix(b"\n")
-
-
-def _one_unwrapped(line: bytes) -> bytes:
-    try:
-        found = json.loads(line)
-        text = next(found[key] for key in ("log", "message", "msg") if isinstance(found.get(key), str))
-    except (ValueError, AttributeError, StopIteration):
-        return line + b"\n"
-    stamp = next((found[key] for key in ("time", "timestamp", "@timestamp", "ts") if isinstance(found.get(key), str)), "")
-    text = text.rstrip("\n").replace("\n", " ")
-    return f"{stamp + ' ' if stamp else ''}{text}\n".encode("utf-8", "replace")
 
 
 def _unmarked(head: bytes) -> str | None:
