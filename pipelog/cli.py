@@ -87,6 +87,7 @@ def analyze(
     Prints the verdict and writes pipelog-<folder>.html into the current directory.
     """
     from pipelog.diagnosis import diagnose  # noqa: PLC0415  (keeps --help and completion fast)
+    from pipelog.tables.unread import NOTE  # noqa: PLC0415
 
     wanted = _formats(formats) or _formats(_by_suffix(output))
     options = dict(_setting(s) for s in settings)
@@ -94,6 +95,9 @@ def analyze(
     with _given(paths) as places:
         events = _read(places, jobs, cached=not no_cache, quiet=quiet)
         report = diagnose(events, attempt=attempt, options=options, name=name, redact=redact)
+    for note in report.notes:
+        if note.startswith(NOTE):
+            click.echo(f"pipelog: {note}", err=True)
     if wanted:
         _write(report, wanted, output, report.name)
     else:
@@ -147,10 +151,11 @@ def _given(paths: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _name(paths: tuple[str, ...]) -> str:
-    """The folder's name, else the file's."""
-    if paths[0] == "-":
+    """The folder's name, else the file's: of the first path that exists."""
+    there = next((p for p in paths if p == "-" or os.path.lexists(p)), paths[0])
+    if there == "-":
         return "stdin"
-    first = Path(paths[0]).resolve()
+    first = Path(there).resolve()
     return first.name or "root"
 
 

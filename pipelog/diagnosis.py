@@ -21,6 +21,7 @@ from pipelog.redaction import redacted, without_secrets
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.tables import CannotTell, Tables
+from pipelog.tables.folders import of_newest
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def diagnose(
 ) -> Report:
     """Say what the events show. attempt: which start of the job (None: the last that trained); options: thresholds, {"PL201.limit": 0.3}.
 
-    Secrets in the cited lines are removed; redact: names of hosts, users, paths and addresses are replaced, too.
+    Where the files are of different jobs, it speaks of the newest alone, and a note says so. Secrets in the cited lines are removed; redact: names of hosts, users, paths and addresses are replaced, too.
     Raises BadOption for a threshold or an attempt that does not exist.
     """
     load(pipelog.tables)
@@ -42,11 +43,13 @@ def diagnose(
     load(pipelog.postmortem.kinds)
     load(pipelog.detectors)
     chosen = thresholds(options or {})
+    events, apart = of_newest(events)
     tables = Tables(events, attempt)
     if attempt is not None and not 0 <= attempt < tables["attempts"].count:
         raise BadOption(f"attempt {attempt} does not exist: the files hold {tables['attempts'].count} (0 is the first)")
     outcomes = tuple(run_one(d, tables, chosen.get(d.id, {})) for d in sorted(DETECTORS.values(), key=lambda d: d.id))
     report = summary.report(events, tables, _quiet_where_ended(outcomes, tables), name)
+    report.notes[:0] = apart
     report = _with_texts(report, events)
     return redacted(report, events) if redact else without_secrets(report)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 import pipelog.tables
-from pipelog.events import Events
+from pipelog.events import Events, join
 from pipelog.reading import Progress
 from pipelog.reading import read as read_files
 from pipelog.registry import load
 from pipelog.tables import Tables
+from pipelog.tables.folders import apart
 
 
 def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Progress | None = None) -> Events:
@@ -22,6 +23,12 @@ def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Prog
 
 
 def placed(events: Events) -> Events:
-    """The same events with attempt, rank, stage, replica, tensor and host filled in, once, from the topology that they tell."""
+    """The same events with attempt, rank, stage, replica, tensor and host filled in, once, from the topology that they tell.
+
+    Different jobs below one folder are placed each by itself.
+    """
     load(pipelog.tables)
+    jobs = apart(events)
+    if len(jobs) > 1:
+        return Events(join([placed(job).table for job in jobs]), events.inputs, events.roots)
     return Events(Tables(events)["all_placed"], events.inputs, events.roots)

@@ -347,7 +347,7 @@ def _rounded(value: float | None) -> float | None:
 
 def _notes(tables: Tables) -> list[str]:
     """What a reader should know before the figures; asked for last, since it tells also what failed until then."""
-    notes = []
+    notes = [n for n in [tables["unread"]] if n]
     attempts = tables["attempts"]
     if attempts.count > 1:
         what = "starts of different jobs" if attempts.jobs else "starts of the job"

@@ -250,3 +250,29 @@ def test_rules_are_completed_for_explain(begun: str, wanted: list[str]) -> None:
     shell = {"_PIPELOG_COMPLETE": "bash_complete", "COMP_WORDS": f"pipelog explain {begun}", "COMP_CWORD": "2"}
     done = CliRunner().invoke(main, [], env=shell, prog_name="pipelog")
     assert [line.partition(",")[2] for line in done.stdout.splitlines() if line] == wanted
+
+
+def test_what_could_not_be_read_is_said_first_in_every_output_and_on_standard_error(tmp_path: Path) -> None:
+    """A path that does not exist names neither the report nor stays unsaid."""
+    done = run("analyze", tmp_path / "gone.log", HEAVY, *(x for f in ("json", "html", "md", "text") for x in ("--format", f)), "-o", "out/")
+    assert done.exit_code == 0
+    assert "Not read: " in done.stderr
+    assert "gone.log (there is no such file or folder)" in done.stderr
+    for suffix in ("json", "html", "md", "txt"):
+        said = " ".join((Path("out") / f"pipelog-heavy-stage2.{suffix}").read_text().split())
+        assert "gone.log (there is no such file or folder)" in said
+    lines = Path("out/pipelog-heavy-stage2.txt").read_text().splitlines()
+    assert any(line.startswith("Not read: ") for line in lines[:8])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_said(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "a.log").write_text("steps: 10 loss: 0.5 iter time (s): 1.0 samples/sec: 8.0\n")
+    (tmp_path / "job" / "b.log").write_text("x\n")
+    (tmp_path / "job" / "b.log").chmod(0)
+    assert "b.log (permission denied)" in run("analyze", tmp_path / "job", "--format", "text", "-o", "-").stderr
+
+
+def test_nothing_is_said_of_what_is_no_input() -> None:
+    assert "Not read" not in run("analyze", HEAVY, "--format", "text", "-o", "-").output

@@ -35,7 +35,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"## {said.word}: {words(sentence(said.sentence))}"
     yield ""
     yield words(said.facts)
-    for note in dict.fromkeys([*report.notes[:1], *(report.notes[-1:] if report.redaction else [])]):
+    for note in dict.fromkeys([*report.notes[:3], *(report.notes[-1:] if report.redaction else [])]):
         yield words(note)
     known = (*facts(report), *labels(report))
     if known:

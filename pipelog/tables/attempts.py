@@ -19,7 +19,7 @@ _DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-
 """Errors that are a sign that something ran and broke: warnings and words are not."""
 _STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
 _ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
-_STREAM = re.compile(r"(?:std)?(?:out|err)(?:or|put)?(?=[._-]|\d*$)|(?<=\.)[oe](?=\d+$)")
+STREAM = re.compile(r"(?:std)?(?:out|err)(?:or|put)?(?=[._-]|\d*$)|(?<=\.)[oe](?=\d+$)")
 """What tells the two outputs of one process apart: slurm-7.out and slurm-7.err, stdout.log and stderr.log, train.o812 and train.e812."""
 _LINES = 2**40
 """More lines than a file has: number of the file times this plus the line sorts rows by file and line."""
@@ -50,7 +50,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "file", "line", "start_ns"))
     rows = rows[(rows["kind"] != "error") | rows["name"].isin(_DEADLY)].sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
-    times = _times(events)
+    times = times_by_file(events)
     pieces = []
     for path in logs:
         cuts = [0, *(_cuts(by_file[path]) if path in by_file else [])]
@@ -98,7 +98,7 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
     return cuts
 
 
-def _times(events: pa.Table) -> dict[str, pd.DataFrame]:
+def times_by_file(events: pa.Table) -> dict[str, pd.DataFrame]:
     """Line and time of every stamped row, by file; not of errors, which kernel logs have from long before the job, and error files in UTC."""
     stamped = events.select(["kind", "file", "line", "start_ns", "clock"])
     clock, kind = stamped.column("clock").cast(pa.string()), stamped.column("kind").cast(pa.string())
@@ -159,7 +159,7 @@ def _apart(pieces: pd.DataFrame, numbers: list[int], by_file: dict[str, pd.DataF
     """The attempts, with files of different jobs told apart: they plan different numbers of steps, or give one step two durations."""
     groups: dict[int, list[tuple[float, dict[tuple[str, int], float], list[int]]]] = {}
     for place, (file, first, last, number) in enumerate(zip(pieces["file"], pieces["first_line"], pieces["last_line"], numbers, strict=True)):
-        planned, times = _own(by_file.get(file), int(first), last)
+        planned, times = printed(by_file.get(file), int(first), last)
         times = {} if file in named_ranks else times
         for index, (total, known, members) in enumerate(groups.setdefault(number, [])):
             differ = [k for k in known.keys() & times.keys() if known[k] != times[k]]
@@ -178,7 +178,7 @@ def _apart(pieces: pd.DataFrame, numbers: list[int], by_file: dict[str, pd.DataF
     return out, True
 
 
-def _own(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[float, dict[tuple[str, int], float]]:
+def printed(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[float, dict[tuple[str, int], float]]:
     """(planned number of steps, duration of each step) as a piece of a file prints them."""
     if rows is None:
         return np.nan, {}
@@ -198,7 +198,7 @@ def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:
     spans: list[tuple[int, int, set[str], set[str], float]] = []
     columns = ("file", "begin_ns", "end_ns", "begun", "over_ns")
     for file, begin, end, begun, over in sorted(zip(*(timed[c] for c in columns), strict=True), key=lambda p: int(p[1])):
-        process = _STREAM.sub("", file)
+        process = STREAM.sub("", file)
         near = bool(spans) and int(begin) <= spans[-1][1] + _GAP_NS and not (begun and int(begin) > spans[-1][4])
         if spans and file not in spans[-1][2] and (near or process in spans[-1][3]):
             first, last, files, processes, done = spans[-1]
