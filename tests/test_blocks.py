@@ -53,11 +53,9 @@ def read(monkeypatch: pytest.MonkeyPatch, data: bytes, *, whole: bool, size: int
                 break
         yield {"kind": "block", "name": found.before, "text": str(got), "rank": found.rank}
 
-    table = marks._marks((BlockParser("test", ("begin",), "", 1000, whole, parse),))
+    table = marks._marks((BlockParser("test", ("begin",), "", 1000, whole, parse),), ())
     with monkeypatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for module in (marks, logs):
-            patch.setattr(module, "marks", lambda: table)
-            patch.setattr(module, "line_marks", lambda: marks._marks(()))
+        patch.setattr(marks, "marks", lambda: table)
         patch.setattr(logs, "chunks", lambda pieces: chunks(pieces, size=size))
         path = Path(folder) / name
         path.write_bytes(data)
@@ -92,10 +90,9 @@ def lines_of(monkeypatch: pytest.MonkeyPatch, data: bytes, pattern: str, *, once
     def parse(found: Records) -> Iterator[Rows]:
         yield found.rows("error", "bad", text=found["line"])
 
-    table = marks._marks((LineParser("test", ("bad",), pattern, once, parse),))
+    table = marks._marks((), (LineParser("test", ("bad",), pattern, once, parse),))
     with monkeypatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for module in (marks, logs):
-            patch.setattr(module, "line_marks", lambda: table)
+        patch.setattr(marks, "marks", lambda: table)
         path = Path(folder) / "any.log"
         path.write_bytes(data)
         rows = logs.read_log(Source(path, "any.log", len(data), 0))[0].to_pylist()

@@ -21,7 +21,7 @@ import pipelog.tables
 from pipelog.cli import main
 from pipelog.findings import DETECTORS, Detector
 from pipelog.parsing import BLOCKS, LINES, RECORDS
-from pipelog.reading.marks import line_marks, marks
+from pipelog.reading.marks import marks
 from pipelog.registry import load
 from pipelog.reporters import REPORTERS
 from pipelog.tables import TABLES
@@ -154,8 +154,8 @@ def test_every_golden_folder_has_its_parser() -> None:
 
 
 def test_no_mark_belongs_to_two_parsers() -> None:
-    assert len(marks().parsers) == len(RECORDS) + len(BLOCKS)
-    assert len(line_marks().parsers) == len(LINES)
+    assert len(marks().records) == len(RECORDS) + len(BLOCKS)
+    assert len(marks().lines) == len(LINES)
 
 
 def test_tables_need_tables_that_exist() -> None:

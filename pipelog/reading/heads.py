@@ -212,16 +212,16 @@ def yearless(columns: dict[str, pa.Array], lines: pa.Array, of_line: Prefix) -> 
     return {"start_ns": pc.coalesce(columns["start_ns"], ns), "clock": clock}
 
 
-def parse(heads: pa.Array, begin: pa.Array | None, of_line: Prefix) -> dict[str, pa.Array]:
+def parse(heads: pa.Array, begin: pa.Array | None, of_line: Prefix, *, tagged: bool = True) -> dict[str, pa.Array]:
     """rank, host, label, clock and start_ns of each record, from its head.
 
     heads: clean text before each record, back to the start of its line or to the mark before it. begin: for each record the
-    beginning of its line, which holds the launcher's prefix; null where there is none.
+    beginning of its line, which holds the launcher's prefix; null where there is none. tagged: `[rank3]:` may stand somewhere.
     """
     n = len(heads)
     logger = pc.extract_regex(heads, _LOGGER)
     stamp, rank = _filled(logger.field("stamp")), _filled(logger.field("rank")).cast(pa.int32())
-    left = pc.and_(pc.is_null(logger), pc.match_substring_regex(heads, r"\[|rank=\d+ $"))
+    left = pc.fill_null(pc.match_substring_regex(pc.if_else(pc.is_null(logger), heads, None), r"\[|rank=\d+ $"), False)
     if pc.any(left).as_py():
         plain = _filled(pc.extract_regex(pc.if_else(left, heads, None), _PLAIN_RANK).field("rank")).cast(pa.int32())
         rank, left = pc.coalesce(rank, plain), pc.and_(left, pc.is_null(plain))
@@ -236,8 +236,8 @@ def parse(heads: pa.Array, begin: pa.Array | None, of_line: Prefix) -> dict[str,
     columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
     if begin is not None:
         _launcher(columns, begin, of_line)
-    torn = pc.match_substring_regex(heads, _BEHIND)
-    if pc.any(torn).as_py():
+    torn = pc.match_substring_regex(heads, _BEHIND) if tagged else None
+    if torn is not None and pc.any(torn).as_py():
         glued = _filled(pc.extract_regex(pc.if_else(torn, heads, None), _BEHIND).field("rank")).cast(pa.int32())
         columns["rank"] = pc.coalesce(glued, columns["rank"])
     return columns

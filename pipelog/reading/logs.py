@@ -14,7 +14,7 @@ from pipelog.parsing import BlockParser, LineParser, RecordParser, Records
 from pipelog.reading import blocks, heads
 from pipelog.reading.blocks import Ahead
 from pipelog.reading.files import Source, local_rank_of_name, rank_of_name
-from pipelog.reading.marks import Found, cut, find, find_lines, line_marks, marks
+from pipelog.reading.marks import PROGRESS_BAR, RANK_TAG, Found, Hits, cut, find, find_lines, scan
 from pipelog.reading.streams import Chunk, Stream, chunks
 
 _SAMPLE = 256 << 10
@@ -43,10 +43,18 @@ def read_log(source: Source) -> tuple[pa.Table, Input]:
 def _untraced(table: pa.Table) -> pa.Table:
     """*table* without the lines that only begin like an exception, where the log has tracebacks: they are the last lines of those."""
     name = table.column("name")
+    if not {"bare-exception", "python-exception"} <= {word for chunk in name.chunks for word in chunk.dictionary.to_pylist()}:
+        return table
     bare = pc.equal(name, "bare-exception")
-    if not pc.any(bare).as_py() or not pc.any(pc.equal(name, "python-exception")).as_py():
+    if not pc.any(pc.equal(name, "python-exception")).as_py():
         return table
     return table.filter(pc.invert(pc.fill_null(bare, False)))
+
+
+def _first_of_equal(texts: pa.Array) -> np.ndarray:
+    """Where the first of those stands that are equal."""
+    code = texts.dictionary_encode().indices.to_numpy()
+    return np.flatnonzero(np.diff(np.maximum.accumulate(code), prepend=-1))
 
 
 class _Reader:
@@ -62,7 +70,7 @@ class _Reader:
         self.label = f"local {local}" if local is not None else None
         self.lines = 0
         self.tail = b""
-        self.odd = True
+        self.odd = self.tagged = self.barred = True
         self.taken: blocks.Taken = {}
 
     def notes(self, stream: Stream) -> dict[str, Any]:
@@ -88,13 +96,16 @@ class _Reader:
         if len(data) >= 2**31 - 1:  # cannot be: chunks are limited
             self._skip(Skipped(chunk.first, "a line of more than 2 GiB"))
             return []
-        tables = self._lines(chunk)
-        found = find(data, chunk.newlines)
+        hits = scan(data)
+        self.odd = b"\0" in data or b"\x1b" in data
+        self.tagged, self.barred = hits.hold(RANK_TAG), hits.hold(PROGRESS_BAR)
+        tables = self._lines(chunk, hits)
+        found = find(hits, data, chunk.newlines)
         if found is None:
             return tables
         columns = self._columns(chunk, found)
-        for index in np.unique(found.parser).tolist():
-            parser = marks().parsers[index]
+        for index in np.flatnonzero(np.bincount(found.parser)).tolist():
+            parser = hits.marks.records[index]
             which = np.flatnonzero(found.parser == index)
             if isinstance(parser, RecordParser):
                 tables += self._records(parser, columns, which)
@@ -106,12 +117,13 @@ class _Reader:
     def _columns(self, chunk: Chunk, found: Found, whole: pa.Array | None = None) -> dict[str, pa.Array]:
         """What is known of each record from its head. whole: the lines themselves, where a mark may stand in the launcher's prefix (`: `)."""
         even = pa.array(2 * np.arange(len(found.start)))
-        self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
-        before = heads.without_bars(heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd))
+        before = heads.clean(cut(chunk.data, found.head, found.start).take(even), odd=self.odd)
+        before = heads.without_bars(before) if self.barred else before
         assert self.prefix is not None
-        begin = before.take(pa.array(found.opener)) if whole is None else whole
-        has_prefix = bool(self.prefix.found) or pc.any(pc.match_substring_regex(begin, r"^\[rank\d")).as_py()
-        known = heads.parse(before, begin if has_prefix else None, self.prefix)
+        begin = None  # where there is no prefix to look for
+        if self.prefix.found or self.tagged:
+            begin = before.take(pa.array(found.opener)) if whole is None else whole
+        known = heads.parse(before, begin, self.prefix, tagged=self.tagged)
         if self.rank is not None:
             known["rank"] = pc.coalesce(known["rank"], pa.scalar(self.rank, pa.int32()))
         if self.label is not None:
@@ -124,23 +136,26 @@ class _Reader:
         known["_pieces"] = cut(chunk.data, found.start, found.end)
         return known
 
-    def _lines(self, chunk: Chunk) -> list[pa.Table]:
+    def _lines(self, chunk: Chunk, hits: Hits) -> list[pa.Table]:
         """The rows of the parsers of whole lines."""
-        found = find_lines(chunk.data, chunk.newlines)
+        found = find_lines(hits, chunk.data, chunk.newlines)
         if found is None:
             return []
-        lines, parser, place = found
-        self.odd = b"\x1b" in chunk.data or b"\0" in chunk.data
+        lines, claims = found
         assert self.prefix is not None
-        pieces = heads.clean(cut(chunk.data, lines.head, lines.end).take(pa.array(2 * np.arange(len(lines.start)))), odd=self.odd)
-        whole = heads.without(pieces, self.prefix)
+        raw = cut(chunk.data, lines.head, lines.end)
+        for index, (claimed, mine) in enumerate(claims):
+            if claimed.once:  # before anything is done with them: there may be very many
+                claims[index] = claimed, mine[_first_of_equal(raw.take(pa.array(2 * mine)))]
+        some = np.unique(np.concatenate([mine for _, mine in claims]))
+        pieces = heads.clean(raw.take(pa.array(2 * some)), odd=self.odd)
+        whole = heads.without(pieces, self.prefix) if self.prefix.found or self.tagged else pieces
         matches: list[tuple[LineParser, np.ndarray, dict[str, pa.Array]]] = []
-        wanted = np.zeros(len(lines.start), bool)
-        for index in np.unique(parser).tolist():
-            claimed, mine = line_marks().parsers[index], place[parser == index]
-            assert isinstance(claimed, LineParser)
-            if claimed.once:
-                mine = mine[np.unique(whole.take(pa.array(mine)).dictionary_encode().indices.to_numpy(), return_index=True)[1]]
+        wanted = np.zeros(len(some), bool)
+        for claimed, claim in claims:
+            mine = np.searchsorted(some, claim)
+            if claimed.once:  # as well where only the prefix differs
+                mine = mine[_first_of_equal(whole.take(pa.array(mine)))]
             texts = whole.take(pa.array(mine))
             match = pc.extract_regex(texts, claimed.pattern)
             keep = pc.is_valid(match)
@@ -150,21 +165,9 @@ class _Reader:
             wanted[mine] = True
         if not wanted.any():
             return []
-        some = np.flatnonzero(wanted)
-        columns = self._columns(
-            chunk,
-            Found(
-                lines.parser[some],
-                lines.head[some],
-                lines.start[some],
-                lines.end[some],
-                lines.line[some],
-                lines.line_start[some],
-                np.arange(len(some)),
-            ),
-            pieces.take(pa.array(some)),
-        )
-        columns |= heads.yearless(columns, pieces.take(pa.array(some)), self.prefix)
+        own = pieces.filter(pa.array(wanted))
+        columns = self._columns(chunk, lines.of(some[wanted]), own)
+        columns |= heads.yearless(columns, own, self.prefix)
         row = np.cumsum(wanted) - 1  # of a line among those that are wanted
         tables = []
         for claimed, mine, groups in matches:
