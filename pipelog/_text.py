@@ -68,6 +68,21 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def around(text: str, words: str, most: int, lead: int | None = None) -> str:
+    """No longer than *most* characters: from *lead* (a quarter of them) before *words* on; the beginning where they do not occur."""
+    if len(text) <= most:
+        return text
+    found = text.find(words) if words else -1
+    if found + len(words) < most:
+        return f"{text[: most - 1]}…"
+    begin = found - (most // 4 if lead is None else lead)
+    if lead is None:
+        begin = min(begin, len(text) - most + 1)
+    if len(text) - begin < most:
+        return f"…{text[begin:]}"
+    return f"…{text[begin : begin + most - 2]}…"
+
+
 def listed(items: Iterable[object], most: int = 6) -> str:
     """Words in a row: `1, 2 and 3`; long lists end in how many more there are; runs of numbers are written 0-15."""
     words = _runs(list(items))

@@ -16,8 +16,9 @@ from pipelog import summary
 from pipelog.errors import BadOption
 from pipelog.events import Events
 from pipelog.findings import DETECTORS, Detector, Evidence, Finding, Outcome, Severity, Status
+from pipelog.postmortem.kinds import KINDS
 from pipelog.reading import cite
-from pipelog.redaction import redacted, without_secrets
+from pipelog.redaction import redacted, secrets, without_secrets
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.tables import CannotTell, Tables
@@ -96,7 +97,8 @@ def _with_texts(report: Report, events: Events) -> Report:
     wanted |= {(e["file"], n) for e in shown for n in range(max(1, e["line"] - _AROUND), e["line"] + _AROUND + 1)}
     folded = report.failure["consequences"] if report.failure else []
     wanted |= {(c["file"], c["line"]) for c in folded}
-    texts = cite(events, wanted)
+    meant = KINDS.get(report.failure["kind"] or "") if report.failure else None
+    texts = cite(events, wanted, proof=meant.pattern if meant else None, secret=lambda text: secrets.removed(text)[1] > 0)
     kinds = {i.path: i.kind for i in events.inputs}
 
     def filled(finding: Finding) -> Finding:

@@ -351,3 +351,13 @@ def test_the_command_line_redacts(tmp_path: Path) -> None:
     plain = CliRunner().invoke(main, ["analyze", str(folder), "--no-cache", "--format", "json", "-o", "-"]).stdout
     assert "alice" in plain
     assert "0123456789abcdef" not in plain
+
+
+def test_a_line_cut_around_its_proof_shows_no_secret_that_lost_its_name(tmp_path: Path) -> None:
+    """Wherever the cut falls, the token is gone; the proof is there."""
+    for blank in (0, 40, 75, 90, 95, 99, 110):
+        line = f"{'x ' * 300}Authorization: Bearer t0k3nt0k3nt0k3n {'z' * blank} NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus. {'y ' * 300}"
+        (tmp_path / "train.log").write_text(f"steps: 10 loss: 0.5 iter time (s): 1.000 samples/sec: 8.0\n{line}\n")
+        document = pipelog.diagnose(pipelog.read(tmp_path)).to_json()
+        assert "t0k3nt0k3nt0k3n" not in document
+        assert "fallen off the bus" in document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelog._text import figure, power, seconds, size
+from pipelog._text import around, figure, power, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,22 @@ def test_loss_scales(value: float, shown: str) -> None:
 
 def test_sizes() -> None:
     assert size(16076 * 2**20) == "15.7 GiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "shown"),
+    [
+        ("a short line with the proof", "proof", "a short line with the proof"),
+        ("the proof stands first" + " x" * 40, "the proof", "the proof stands first x x x x x x x x …"),
+        ("x " * 60 + "the proof", "the proof", "…x x x x x x x x x x x x x x x the proof"),
+        ("x " * 60 + "the proof" + " y" * 60, "the proof", "…x x x x x the proof y y y y y y y y y …"),
+        ("x " * 60, "gone", "x x x x x x x x x x x x x x x x x x x x…"),
+    ],
+)
+def test_a_long_line_is_cut_around_its_words(text: str, words: str, shown: str) -> None:
+    assert len(shown) <= 40
+    assert around(text, words, 40) == shown
+
+
+def test_nothing_before_the_words_where_it_is_not_wanted() -> None:
+    assert around("x " * 60 + "the proof" + " y" * 60, "the proof", 20, lead=0) == "…the proof y y y y …"

@@ -7,9 +7,10 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pipelog.parsers
-from pipelog._text import seconds
+from pipelog._text import around, seconds
 from pipelog.errors import BadPlugin, BadReport, NoInput
 from pipelog.events import Events, Input, Skipped, conform, join
 from pipelog.reading import cache, sniff
@@ -177,27 +178,59 @@ def _nothing() -> pa.Table:
     return conform(pa.table({"line": pa.array([], pa.int64())}))
 
 
-def cite(events: Events, wanted: Iterable[tuple[str, int]], most: int = 400) -> dict[tuple[str, int], str]:
-    """The text of lines (file as shown, number), cut at *most* characters; what cannot be read again is left out.
+def cite(
+    events: Events,
+    wanted: Iterable[tuple[str, int]],
+    most: int = 400,
+    proof: re.Pattern[str] | None = None,
+    secret: Callable[[str], bool] = lambda _: False,
+) -> dict[tuple[str, int], str]:
+    """The text of lines (file as shown, number), cut to *most* characters around *proof*, else around what was read from it.
 
-    An event of a trace has no text: its name, length and stream are told instead.
+    What cannot be read again is left out. An event of a trace has no text: its name, length and stream are told instead. secret:
+    whether a text holds one, which a cut could part from the name that gives it away: nothing of it is shown then.
     """
     from pipelog.reading.lines import texts  # noqa: PLC0415  (only reports cite)
 
-    by_file: dict[str, set[int]] = {}
+    def cut(line: str, words: str) -> str:
+        before = line[: max(line.find(words), 0)] if len(line) > most else ""
+        return around(line, words, most, lead=0 if secret(before) else None)
+
+    by_file: dict[str, dict[int, str]] = {}
     for file, line in wanted:
-        by_file.setdefault(file, set()).add(line)
+        by_file.setdefault(file, {})[line] = ""
+    for file, line, words in _read_there(events.table, by_file, proof):
+        if line in by_file[file]:
+            by_file[file][line] = words
     kinds = {i.path: i.kind for i in events.inputs}
     out: dict[tuple[str, int], str] = {}
     for file, lines in by_file.items():
         if kinds.get(file) in ("log", "config", "monitor", "stack-dump") and (path := events.roots.get(file)):
-            out |= {(file, number): text for number, text in texts(Path(path), lines, most).items()}
+            out |= {(file, number): text for number, text in texts(Path(path), lines, cut).items()}
         elif kinds.get(file) == "trace":
             out |= {(file, number): text[:most] for number, text in _traced(events.table, file, lines).items()}
     return out
 
 
-def _traced(table: pa.Table, file: str, places: set[int]) -> dict[int, str]:
+_SURELY = 48
+"""So many characters of a text stand as they are in its line: further on it may be joined of several."""
+
+
+def _read_there(table: pa.Table, wanted: Mapping[str, Collection[int]], proof: re.Pattern[str] | None) -> Iterator[tuple[str, int, str]]:
+    """(file, line, the words that matter) of what was read from these lines of these files, errors last: they matter most."""
+    names = table.column("file").combine_chunks()
+    names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
+    codes = [code for code, name in enumerate(names.dictionary.to_pylist()) if name in wanted]
+    lines = pa.array(sorted({line for some in wanted.values() for line in some}), pa.int64())
+    mine = pc.and_(pc.is_in(names.indices, pa.array(codes, names.indices.type)), pc.is_valid(table.column("text")))
+    rows = table.select(["kind", "file", "line", "text"]).filter(pc.and_(mine, pc.is_in(table.column("line"), lines))).to_pylist()
+    for row in sorted(rows, key=lambda r: bool(r["kind"] == "error")):
+        text = row["text"].lstrip()
+        found = proof.search(text) if proof is not None else None
+        yield row["file"], row["line"], text[found.start() if found else 0 :].split("\n", 1)[0][:_SURELY]
+
+
+def _traced(table: pa.Table, file: str, places: Collection[int]) -> dict[int, str]:
     """Events of a trace by their place, in words."""
     names = ("name", "dur_ns", "device", "stream", "line")
     mine = table.select(["file", *names]).filter((pc.field("file") == file) & pc.field("line").isin(pa.array(sorted(places), pa.int64())))

@@ -80,7 +80,7 @@ def _fenced(lines: list[str]) -> list[str]:
 
 
 def _cited(evidence: Evidence, instead: str, report: Report) -> str:
-    return " ".join(visible(f"{place(evidence, report)}  {cut((evidence.text or instead).strip(), 300)}").split("\n")).rstrip()
+    return " ".join(visible(f"{place(evidence, report)}  {cut((evidence.text or instead).strip(), 400)}").split("\n")).rstrip()
 
 
 def _time(report: Report) -> list[str]:

@@ -24,6 +24,8 @@ _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "un
 _SEVERITIES = {Severity.ERROR: ("error", "bold red"), Severity.WARNING: ("warning", "yellow"), Severity.INFO: ("info", "blue")}
 
 
+_WHOLE = 400
+"""Characters of a line that proves how the run ended, which is cut around its words already; lines of findings show figures."""
 _MOST = 12
 """More groups of lines, or starts, are in the other reports."""
 
@@ -45,7 +47,7 @@ def styled(report: Report, console: Console) -> None:
     console.print(head)
     console.print(Text(printable(said.facts), style="dim"))
     for note in report.notes:
-        console.print(Text(printable(note), style="dim"))
+        console.print(Text(printable(note)))
     if report.failure:
         _ended(report, console)
     for finding in report.findings:
@@ -65,7 +67,7 @@ def _ended(report: Report, console: Console) -> None:
     for fact in (*facts(report), *labels(report)):
         _row(fact.name, Text(printable(fact.value), style="" if fact.known else "yellow"), console)
     _list("What to do", [_advised(a) for a in failure["advice"]], console, numbered=True)
-    _list("The lines that show it", [_cited(Evidence(e["file"], e.get("line"), e.get("text")), report) for e in failure["evidence"]], console)
+    _list("The lines that show it", [_cited(Evidence(e["file"], e.get("line"), e.get("text")), report, _WHOLE) for e in failure["evidence"]], console)
     _list("What followed from it", [Text(printable(f.says)) for f in followed(report)[:_MOST]], console)
     _list("What would tell more", [Text(printable(m)) for m in failure["missing"]], console)
     spent = [Text(line) for line in _time(report)]
@@ -141,11 +143,11 @@ def _pays(report: Report, console: Console) -> None:
         console.print(Padding(Text(printable(error), style="dim"), (0, 0, 0, 2)))
 
 
-def _cited(evidence: Evidence, report: Report) -> Text:
+def _cited(evidence: Evidence, report: Report, most: int = 200) -> Text:
     line = Text(printable(place(evidence, report)), style="cyan")
     if evidence.text:
         line.append("  ")
-        line.append(cut(printable(evidence.text).strip(), 200), style="dim")
+        line.append(cut(printable(evidence.text).strip(), most), style="dim")
     return line
 
 
