@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -102,3 +104,19 @@ def _runs(items: list[object]) -> list[str]:
         else:
             runs.append([n])
     return [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+
+
+WIDTH = 100
+"""Columns of what a terminal shows at most."""
+_LABEL = re.compile(r"[A-Z][a-z' ]+: |[A-Z]{2}\d{3} [a-z-]+: ")
+
+
+def wrapped(page: str) -> str:
+    """A page with lines of at most 100 columns: each heading begins one, blank lines stay."""
+    parts: list[str] = []
+    for line in page.splitlines():
+        if parts and parts[-1] and line.strip() and not _LABEL.match(line):
+            parts[-1] += f" {line.strip()}"
+        else:
+            parts.append(line.strip())
+    return "\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False, break_long_words=False) for part in parts).replace("\N{NO-BREAK SPACE}", " ")

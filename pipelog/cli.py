@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipelog._commands import Commands
-from pipelog._text import count
+from pipelog._text import WIDTH, count, wrapped
 from pipelog._version import __version__
 from pipelog.errors import BadOption
 
@@ -62,7 +63,7 @@ def _reading(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-o", "--output", metavar="FILE", help="Where to write: a file for one format, a folder/ for several, - for standard output.")
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with 1 where a finding is at least this severe.")
 @click.option(
-    "--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at, 0 first.  [default: the last that trained]"
+    "--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at: 0 is start 1.  [default: the last that trained]"
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set a threshold, as in PL201.limit=0.3; `pipelog rules` lists them."
@@ -203,7 +204,10 @@ def _show(report: Any, output: str | None, name: str, *, quiet: bool) -> None:
     place = Path(output or ".") / f"pipelog-{_safe(name)}.html" if folder else Path(output or "")
     _make_folder(place)  # what cannot be written is said before anything else
     if not quiet:  # before the page is made, which takes longer than all that the terminal shows
-        styled(report, Console(highlight=False, soft_wrap=False, legacy_windows=False))
+        if sys.stdout.isatty():
+            styled(report, Console(highlight=False, soft_wrap=False, legacy_windows=False))
+        else:
+            click.echo(reporters["text"].render(report), nl=False)
         sys.stdout.flush()
     _save(place, reporters["html"].render(report))
     click.echo(str(place))
@@ -217,7 +221,7 @@ def _make_folder(place: Path) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadOption(f"cannot write {place}: {error.strerror or error}") from error
+        raise BadOption(f"cannot write {place}: {error.strerror or error}; name another place with -o") from error
 
 
 def _save(place: Path, text: str) -> None:
@@ -225,7 +229,7 @@ def _save(place: Path, text: str) -> None:
     try:
         place.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise BadOption(f"cannot write {place}: {error.strerror or error}") from error
+        raise BadOption(f"cannot write {place}: {error.strerror or error}; name another place with -o") from error
 
 
 @main.command()
@@ -295,7 +299,8 @@ def rules(*, as_json: bool) -> None:
         return
     for rule in known:
         options = " ".join(f"{k}={v:g}" for k, v in rule.options.items())
-        click.echo(f"{rule.id}  {rule.name:<22} {_says(rule.page)}{f'  [{options}]' if options else ''}")
+        says = f"{_says(rule.page)}{f'  [{options}]' if options else ''}"
+        click.echo(textwrap.fill(says, WIDTH, initial_indent=f"{rule.id}  {rule.name:<22} ", subsequent_indent=" " * 30, break_on_hyphens=False))
 
 
 def _says(page: str) -> str:
@@ -322,9 +327,9 @@ def explain(rule: str) -> None:
     from pipelog.diagnosis import explain as page  # noqa: PLC0415
 
     found = page(rule)
-    click.echo(found.page)
+    click.echo(wrapped(found.page))
     if found.options:
-        click.echo("\nOptions: " + ", ".join(f"--set {found.id}.{k}={v:g}" for k, v in found.options.items()))
+        click.echo("\n" + wrapped("Options: " + ", ".join(f"--set\N{NO-BREAK SPACE}{found.id}.{k}={v:g}" for k, v in found.options.items())))
 
 
 @main.command()

@@ -13,6 +13,7 @@ import pipelog.postmortem.kinds
 import pipelog.replay
 import pipelog.tables
 from pipelog import summary
+from pipelog._text import count
 from pipelog.errors import BadOption
 from pipelog.events import Events
 from pipelog.findings import DETECTORS, Detector, Evidence, Finding, Outcome, Severity, Status
@@ -46,8 +47,9 @@ def diagnose(
     chosen = thresholds(options or {})
     events, apart = of_newest(events)
     tables = Tables(events, attempt)
-    if attempt is not None and not 0 <= attempt < tables["attempts"].count:
-        raise BadOption(f"attempt {attempt} does not exist: the files hold {tables['attempts'].count} (0 is the first)")
+    if attempt is not None and not 0 <= attempt < (starts := tables["attempts"].count):
+        last = f" to --attempt {starts - 1}" if starts > 1 else ""
+        raise BadOption(f"attempt {attempt} does not exist: the files hold {count(starts, 'start')}, --attempt 0{last}")
     outcomes = tuple(run_one(d, tables, chosen.get(d.id, {})) for d in sorted(DETECTORS.values(), key=lambda d: d.id))
     report = summary.report(events, tables, _quiet_where_ended(outcomes, tables), name)
     report.notes[:0] = apart

@@ -351,7 +351,9 @@ def _notes(tables: Tables) -> list[str]:
     attempts = tables["attempts"]
     if attempts.count > 1:
         what = "starts of different jobs" if attempts.jobs else "starts of the job"
-        notes.append(f"The files hold {attempts.count} {what}; the figures speak of start {tables['chosen'] + 1}.")
+        notes.append(
+            f"The files hold {attempts.count} {what}; the figures speak of start {tables['chosen'] + 1} (--attempt {tables['chosen']}; the first is --attempt 0)."
+        )
     if _warm_up_alone(tables):
         notes.append("One print interval alone was timed, and the first holds warm-up: its times are no claim about the run.")
     clocks = tables["clocks"]

@@ -184,7 +184,9 @@ def test_no_cache_leaves_none(tmp_path: Path) -> None:
 def test_rules_and_their_pages() -> None:
     listed = json.loads(run("rules", "--json").stdout)
     lines = run("rules").stdout.splitlines()
-    assert len(listed) == len(lines) > 15
+    assert len(listed) == len([line for line in lines if line.startswith("PL")]) > 15
+    assert max(map(len, lines)) <= 100
+    assert all(len(line) <= 100 for rule in listed for line in run("explain", rule["id"]).stdout.splitlines())
     for rule in listed:
         by_id, by_name = run("explain", rule["id"]), run("explain", rule["name"])
         assert by_id.exit_code == by_name.exit_code == 0
@@ -276,3 +278,32 @@ def test_a_file_without_permission_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_said_of_what_is_no_input() -> None:
     assert "Not read" not in run("analyze", HEAVY, "--format", "text", "-o", "-").output
+
+
+def test_the_number_of_a_start_that_the_text_names_is_the_option_s(tmp_path: Path) -> None:
+    """Two starts in one log: the note names the option, the option gives the start, and a third is refused with what there is."""
+    start = "[2025-06-01 10:00:00,000] [INFO] [runner.py:605:main] cmd = /usr/bin/python3 -u train.py"
+    step = "steps: {} loss: 0.5 iter time (s): {}.0 samples/sec: 8.0"
+    log = tmp_path / "train.log"
+    log.write_text("\n".join([start, step.format(10, 1), step.format(20, 1), start, step.format(10, 3), step.format(20, 3)]) + "\n")
+    assert "the figures speak of start 2 (--attempt 1; the first is --attempt 0)" in " ".join(
+        run("analyze", log, "--format", "text", "-o", "-").stdout.split()
+    )
+    assert json.loads(run("analyze", log, "--format", "json", "-o", "-", "--attempt", 0).stdout)["metrics"]["step_time_s"]["median"] == 1.0
+    refused = run("analyze", log, "--attempt", 2)
+    assert refused.exit_code == 2
+    assert "the files hold 2 starts, --attempt 0 to --attempt 1" in refused.stderr
+
+
+def test_what_cannot_be_written_is_one_line_that_names_the_option() -> None:
+    done = run("analyze", HEAVY, "-o", "/dev/null/x.html")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "name another place with -o" in done.stderr
+
+
+def test_many_rules_without_data_are_named_in_a_few_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("".join(f"steps: {n} loss: 0.5 iter time (s): 1.0 samples/sec: 8.0\n" for n in range(10, 50, 10)))
+    text = run("analyze", tmp_path, "--format", "text", "-o", "-").stdout
+    (line,) = [n for n, line in enumerate(text.splitlines()) if line.startswith("Not looked at, for want of data (")]
+    assert len(text.splitlines()) - line <= 8

@@ -27,7 +27,7 @@ def loss_spike(scalars: pd.DataFrame, *, limit: float = 1.5, at_least: float = 1
     loss = series(scalars, "loss")
     loss = loss[np.isfinite(loss["value"].to_numpy(dtype=float))].reset_index(drop=True)
     if len(loss) < 3:
-        raise CannotTell(f"{len(loss)} losses were printed; a jump needs three or more")
+        raise CannotTell(f"{count(len(loss), 'loss was', 'losses were')} printed; a jump needs three or more")
     value = loss["value"]
     level = value.rolling(5, min_periods=1).median().shift(1).cummin()
     jump = value > level + np.maximum((limit - 1) * level.abs(), at_least)

@@ -45,11 +45,9 @@ def _who(report: Report, failure: JSON) -> Fact:
     world, stages = report.topology["world_size"], report.topology["pp"]
     parts = []
     if failure["ranks"]:
-        one = len(failure["ranks"]) == 1
-        parts.append(f"{'rank' if one else 'ranks'} {listed(failure['ranks'])}{f' of {world:,}' if world and world > 1 else ''}")
+        parts.append(_of("rank", failure["ranks"], world))
     if failure["stages"] and (stages or 2) > 1:
-        one = len(failure["stages"]) == 1
-        parts.append(f"{'stage' if one else 'stages'} {listed(failure['stages'])}{f' of {stages:,}' if stages else ''}")
+        parts.append(_of("stage", failure["stages"], stages))
     if failure["hosts"]:
         parts.append(f"{'host' if len(failure['hosts']) == 1 else 'hosts'} {listed(failure['hosts'])}")
     if parts:
@@ -57,6 +55,15 @@ def _who(report: Report, failure: JSON) -> Fact:
     if failure["category"].startswith("scheduler."):
         return Fact("Where", "the whole job: the scheduler ended it")
     return Fact("Where", "these files do not tell which rank or host", known=False)
+
+
+def _of(word: str, some: list[int], every: int | None) -> str:
+    """rank 3 of 8; ranks 3 and 5 (of 8); all 8 ranks; rank 3 where the number of all is not known."""
+    if len(some) == 1:
+        return f"{word} {some[0]}{f' of {every:,}' if every and every > 1 else ''}"
+    if every == len(some):
+        return f"all {every:,} {word}s"
+    return f"{word}s {listed(some)}{f' (of {every:,})' if every else ''}"
 
 
 def _when(failure: JSON) -> Fact:

@@ -24,6 +24,8 @@ _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "un
 _SEVERITIES = {Severity.ERROR: ("error", "bold red"), Severity.WARNING: ("warning", "yellow"), Severity.INFO: ("info", "blue")}
 
 
+_MOST_REASONS = 3
+"""More rules without data are named without their reasons, but where these are all that there is to say."""
 _WHOLE = 400
 """Characters of a line that proves how the run ended, which is cut around its words already; lines of findings show figures."""
 _MOST = 12
@@ -160,10 +162,14 @@ def _rest(report: Report, console: Console) -> None:
     blind = [o for o in report.outcomes if o.status is Status.NOT_APPLICABLE]
     failed = [o for o in report.outcomes if o.status is Status.FAILED]
     console.print(Text(f"Looked at and clear: {', '.join(o.name for o in clear) or 'nothing'}", style="dim"))
-    if blind:
+    told = blind if len(blind) <= _MOST_REASONS or verdict(report).word == "CANNOT TELL" else []
+    if blind and not told:
+        names = f"Not looked at, for want of data ({len(blind)}): {', '.join(o.name for o in blind)}; the other reports say what is missing"
+        console.print(Text(names, style="dim"))
+    elif told:
         console.print(Text("Not looked at, for want of data:", style="dim"))
-        for outcome in blind:
-            console.print(Padding(Text(f"{outcome.name}: {printable(outcome.reason or '')}", style="dim"), (0, 0, 0, 2)))
+    for outcome in told:
+        console.print(Padding(Text(f"{outcome.name}: {printable(outcome.reason or '')}", style="dim"), (0, 0, 0, 2)))
     for outcome in failed:
         console.print(Text(f"Failed (a fault of pipelog): {outcome.name}: {printable(outcome.reason or '')}", style="red"))
     console.print(Text(_inputs(report), style="dim"))
