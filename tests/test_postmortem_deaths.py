@@ -91,10 +91,32 @@ def test_ctrl_c_is_a_cancellation() -> None:
 def test_a_signal_from_outside_has_no_known_sender() -> None:
     """`Received 15 death signal, shutting down workers`: the files do not say who sent it."""
     death = verdict([step(1), step(2), end("signal", "Received 15 death signal, shutting down workers", value=15.0), killing(100)])
-    assert (death.status, death.category, death.known) == ("cancelled", "killed", False)
+    assert (death.status, death.category, death.known) == ("cancelled", "scheduler.cancelled", False)
     assert death.confidence is not Confidence.HIGH
     assert "do not say who" in death.title
     assert death.missing
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "category"),
+    [
+        ([raised("KeyboardInterrupt", 0)], "cancelled", "scheduler.cancelled"),
+        ([left(-15)], "cancelled", "scheduler.cancelled"),
+        ([left(143)], "cancelled", "scheduler.cancelled"),
+        ([left(-2)], "cancelled", "scheduler.cancelled"),
+        ([end("signal", "received SIGTERM", value=15.0)], "cancelled", "scheduler.cancelled"),
+        ([end("batch-cancelled", "Job was aborted. via condor_rm (by user x)")], "cancelled", "scheduler.cancelled"),
+        ([end("batch-preempted", "Job was evicted.")], "preempted", "scheduler.preempted"),
+        ([end("k8s-scale-down", "deleting pod for node scale down")], "preempted", "scheduler.preempted"),
+        ([end("cloud-preempted", "Instance was preempted.")], "preempted", "scheduler.preempted"),
+        ([end("batch-time-limit", "JobState=TIMEOUT")], "time-limit", "scheduler.time-limit"),
+        ([{"kind": "error", "name": "level", "text": "ERROR: DUE TO TIME LIMIT"}, left(1)], "time-limit", "scheduler.time-limit"),
+    ],
+)
+def test_status_and_category_never_disagree(rows: list[Row], status: str, category: str) -> None:
+    """Cancelled is scheduler.cancelled, preempted scheduler.preempted, time-limit scheduler.time-limit, whoever says so (contract)."""
+    death = verdict([step(1), step(2), *rows])
+    assert (death.status, death.category) == (status, category)
 
 
 def test_a_signal_after_a_failure_only_cleans_up() -> None:

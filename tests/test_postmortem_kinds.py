@@ -75,7 +75,7 @@ def test_a_wording_means_its_kind(name: str) -> None:
         assert death.category is None  # words alone end nothing
         return
     assert death.kind == case.get("alone", name)
-    assert death.category == case["category"]
+    assert death.category == case.get("ends", case["category"])
     assert death.known is case.get("known", True)
     assert death.status == case.get("status", "hung" if case["category"] == "hang" else "failed")
     assert death.step == (None if case["category"] == "launch" else 10)

@@ -65,6 +65,7 @@ def test_a_step_cancelled_after_a_task_failed_is_no_cancellation() -> None:
 
 
 STEP_CANCELLED = end("slurm-cancelled", text="slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-06-02T10:08:11 ***")
+JOB_CANCELLED = {**STEP_CANCELLED, "text": "*** JOB 7 ON n1 CANCELLED AT 2025-06-02T10:08:11 ***"}
 TASKS = [end("slurm-task", 1.0), end("slurm-task", -15.0)]
 
 
@@ -79,7 +80,9 @@ def test_the_words_of_the_task_that_failed_may_be_written_after_the_step_was_can
         [STEP_CANCELLED, *TASKS],  # nobody says why
         [STEP_CANCELLED, traceback("KeyError: 'wiki'"), end("slurm-task", -15.0)],  # no task left of its own
         [STEP_CANCELLED, traceback("KeyError: 'wiki'"), *TASKS, end("slurm-task", 1.0)],  # two did
-        [{**STEP_CANCELLED, "text": "*** JOB 7 ON n1 CANCELLED AT 2025-06-02T10:08:11 ***"}, traceback("KeyError: 'wiki'"), *TASKS],
+        [STEP_CANCELLED, traceback("RuntimeError: DataLoader worker (pid(s) 71021) exited unexpectedly"), *TASKS],  # the signal went to all
+        [STEP_CANCELLED, JOB_CANCELLED, traceback("KeyError: 'wiki'"), *TASKS],  # the job, too
+        [JOB_CANCELLED, traceback("KeyError: 'wiki'"), *TASKS],
     ],
 )
 def test_what_tasks_say_when_somebody_cancels_is_no_failure(rows: list[Row]) -> None:

@@ -34,13 +34,14 @@ _EVENT = r"(?:[\w.-]+ +)??(?:\S+ +)?(?:Normal|Warning) +"
         "Spot interruption warning was triggered",
         "nstance was preempted",
         "compute.instances.preempted",
+        "compute.instances.terminateOnHostMaintenance",
         "instance/preempted",
         '"Preempt"',
         "PreemptScheduled",
     ),
     pattern=(
         rf"^(?:\s*{_EVENT}(?:SpotInterrupt(?:ion|ed)|PreemptScheduled) +.*?|{_LOGGER}.*\bevent={{.*\"Kind\": ?\"SPOT_ITN\"|{_LOGGER}Spot ITN received\. "
-        rf"|{_LOGGER}(?:Compute Engine )?[Ii]nstance was preempted|\s*(?:[\"{{\[].*)?\"?(?:protoPayload\.)?methodName\"?[:=] ?\"?compute\.instances\.preempted\b|\s*\"?(?:computeMetadata/v1/)?instance/preempted\"?[:=] ?\"?TRUE\b"
+        rf"|{_LOGGER}(?:Compute Engine )?[Ii]nstance was preempted|\s*(?:[\"{{\[].*)?\"?(?:protoPayload\.)?methodName\"?[:=] ?\"?compute\.instances\.(?:preempted|terminateOnHostMaintenance)\b|\s*\"?(?:computeMetadata/v1/)?instance/preempted\"?[:=] ?\"?TRUE\b"
         rf"|\s*\"EventType\": ?\"Preempt\"|{_LOGGER}[^'\"{{]*{{.*\"EventType\": ?\"Preempt\".*\"ResourceType\")"
         r"(?:.*?\bnode/(?P<object>[\w.-]+)|.*\"NodeName\": ?\"(?P<node>[\w.-]+)\"|.*\"Resources\": ?\[ ?\"(?P<machine>[\w.-]+)\" ?\])?"
     ),
@@ -49,3 +50,15 @@ def preempted(found: Records) -> Iterator[Rows]:
     """Give a machine (host, where named) that is about to be taken back."""
     host = pc.coalesce(found["object"], found["node"], found["machine"], found.columns["host"])
     yield found.rows("end", "cloud-preempted", host=host, text=pc.utf8_trim_whitespace(found["line"]))
+
+
+# "methodName": "compute.instances.hostError"
+@lines(
+    "cloud-host-error",
+    mark="compute.instances.hostError",
+    pattern=r"^\s*(?:[\"{\[].*)?\"?(?:protoPayload\.)?methodName\"?[:=] ?\"?compute\.instances\.hostError\b(?:.*\binstances/(?P<node>[\w-]+))?",
+)
+def host_error(found: Records) -> Iterator[Rows]:
+    """Give a machine of Google's whose hardware failed, as its audit log has it."""
+    host = pc.coalesce(found["node"], found.columns["host"])
+    yield found.rows("end", "batch-node-failure", host=host, text=pc.utf8_trim_whitespace(found["line"]))

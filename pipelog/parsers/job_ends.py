@@ -105,6 +105,18 @@ def script_done(found: Records) -> Iterator[Rows]:
     yield found.rows("end", "script-done", text=pc.utf8_trim_whitespace(found["words"]))
 
 
+# Detected KeyboardInterrupt, attempting graceful shutdown ...
+@records(
+    "lightning-interrupt",
+    mark="Detected KeyboardInterrupt, attempting ",
+    head=_ALONE,
+    pattern=r"^(?P<words>Detected KeyboardInterrupt, attempting graceful shutdown\b.*?)\s*$",
+)
+def lightning_interrupt(found: Records) -> Iterator[Rows]:
+    """Give the interrupt (value: signal 2) that Lightning's trainer caught."""
+    yield found.rows("end", "signal", value=2.0, text=found["words"])
+
+
 _K8S = {
     "OOMKilled": "k8s-oom-killed",
     "Evicted": "k8s-evicted",

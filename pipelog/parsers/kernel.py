@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.parsers._stamps import CTIME, ISO, SYSLOG, when
+from pipelog.parsers._stamps import CTIME, ISO, SYSLOG, YEARLESS, iso_ns, when
 from pipelog.parsing import Records, Rows, lines
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
@@ -45,6 +46,22 @@ def when_and_where(found: Records) -> dict[str, Any]:
 def xid(found: Records) -> Iterator[Rows]:
     """Give the number of an NVIDIA driver's error and the PCI address of its GPU."""
     yield found.rows("error", "kernel-xid", value=found.float("xid"), group=found["pci"], text=found["line"], **when_and_where(found))
+
+
+# I0620 03:22:21.518402       1 health.go:185] XidCriticalError: Xid=79 on Device=GPU-8c1b5a5e-…; marking device as unhealthy.
+@lines(
+    "kernel-xid-device-plugin",
+    mark="XidCriticalError: ",
+    pattern=r"^(?:\S.*?[\] ])?XidCriticalError: Xid=(?P<xid>\d{1,5}) on (?:Device=(?P<device>[\w-]+)|all devices)\b",
+)
+def device_plugin(found: Records) -> Iterator[Rows]:
+    """Give an Xid as NVIDIA's device plugin for Kubernetes passes it on (group: the GPU's UUID); it keeps those of applications to itself."""
+    klog = pc.extract_regex(found.groups["line"], r"^[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)")
+    year = pc.binary_join_element_wise(*(klog.field(name) for name in ("month", "day")), "-")
+    ns = iso_ns(pc.binary_join_element_wise(pc.binary_join_element_wise("1970", year, "-"), klog.field("time"), "T"))
+    start = pc.coalesce(ns, found.columns["start_ns"])
+    clock = pc.if_else(pc.is_valid(ns), pa.scalar(YEARLESS), found.columns["clock"])
+    yield found.rows("error", "kernel-xid", value=found.float("xid"), group=found["device"], text=found["line"], start_ns=start, clock=clock)
 
 
 # [Tue Mar  5 15:20:08 2024] Out of memory: Killed process 4312 (python) total-vm:210763776kB, anon-rss:204812344kB, file-rss:0kB, …

@@ -78,6 +78,12 @@ _NAMES = {
     "Preempted by ": "k8s-preempted",
     "PreemptionByScheduler": "k8s-preempted",
     "Preempting": "k8s-preempted",
+    "Preempted to accommodate ": "k8s-preempted",
+    "Pod is evicted, because of preempt": "k8s-preempted",
+    "Pod is evicted, because of reclaim": "k8s-preempted",
+    "deleting pod for node scale down": "k8s-scale-down",
+    "was terminated in response to imminent node shutdown": "k8s-scale-down",
+    "Node is shutting, evicting pods": "k8s-scale-down",
     "TaintManagerEviction": "k8s-evicted",
     "DeletionByTaintManager": "k8s-evicted",
     "EvictionByEvictionAPI": "k8s-evicted",
@@ -96,6 +102,9 @@ _NAMES = {
 # Warning  BackoffLimitExceeded  1m  job-controller  Job has reached the specified backoff limit
 # 39m   Normal   NodeNotReady   node/node7   Node node7 status is now: NodeNotReady
 # Message:          Node node7 which was running pod trainer-1 is unresponsive
+# 3m   Normal   Preempted   workload/pytorchjob-pp-7c1a1   Preempted to accommodate a workload (UID: …) due to reclamation within the cohort   (Kueue)
+# 2m   Normal   ScaleDown   pod/pp-worker-1   deleting pod for node scale down                                                               (cluster autoscaler)
+# Message:          Pod was terminated in response to imminent node shutdown.
 @lines(
     "kubernetes-event",
     mark=tuple(_NAMES),

@@ -83,6 +83,19 @@ def _dead(found: Block, code: int, rank: int | None, host: str | None, text: str
     return row if host is None else row | {"host": host}
 
 
+# ORTE has lost communication with a remote daemon.
+#
+#   HNP daemon   : [[43015,0],0] on node launcher
+#   Remote daemon: [[43015,0],2] on node node7
+@block("mpi-daemon-lost", mark=("ORTE has lost communication with ", "PRTE has lost communication with "), most=8)
+def daemon_lost(found: Block) -> Iterator[Row]:
+    """Give the host whose daemon of Open MPI (ORTE, PRRTE) answers no more: the host, or the way to it, is gone."""
+    row: Row = {"kind": "error", "name": "mpi-daemon-lost", "text": found.first.strip()}
+    where = (re.search(r"Remote daemon: .*\bon node (?P<host>[\w.-]+)\s*$", text) for _, text in found.lines())
+    host = next((match["host"] for match in where if match), None)
+    yield row if host is None else row | {"host": host}
+
+
 # [node7:04757] PMIX ERROR: UNREACHABLE in file ptl_tcp.c at line 790
 # MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
 # There are not enough slots available in the system to satisfy the 8
@@ -92,7 +105,6 @@ def _dead(found: Block, code: int, rank: int | None, host: str | None, text: str
     mark=(
         "ORTE was unable to ",
         "PRTE was unable to ",
-        "RTE has lost communication with ",
         "RTE daemon has unexpectedly failed ",
         "There are not enough slots available ",
         "PMIX ERROR: ",
@@ -111,7 +123,7 @@ def _dead(found: Block, code: int, rank: int | None, host: str | None, text: str
         "was unable to start the specified application",
     ),
     pattern=(
-        r"^(?:[OP]RTE was unable to |[OP]RTE has lost communication with |An [OP]RTE daemon has unexpectedly failed |There are not enough slots available |\[[^\]\s]+:\d+\] .*(?:PMI[Xx] ERROR|ORTE_ERROR_LOG|PRTE ERROR"
+        r"^(?:[OP]RTE was unable to |An [OP]RTE daemon has unexpectedly failed |There are not enough slots available |\[[^\]\s]+:\d+\] .*(?:PMI[Xx] ERROR|ORTE_ERROR_LOG|PRTE ERROR"
         r"|OPAL ERROR): |(?:\[[^\]\s]+:\d+\] )?\*\*\* An error occurred in MPI_|It looks like (?:orte_init|MPI_INIT) failed|MPI_ABORT was invoked on rank (?P<rank>\d{1,9}) in communicator "
         r"|Abort\(-?\d+\) on node \d+ \(rank (?P<mpich>\d{1,9}) in comm \d+\): |(?:\[[^\]]*\] )?application called MPI_Abort\(|Fatal error in (?:PMPI|internal)_|\S+ (?:was )?unable to (?:launch|start) the specified application)"
     ),

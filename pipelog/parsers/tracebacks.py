@@ -74,16 +74,21 @@ def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:
         same: Row = {**known, "kind": "error", "group": group, "value": float(place)}
         text = "\n".join(raised.text).rstrip()[:_MOST_CHARACTERS]
         yield {**same, "name": "python-exception", "line": raised.line, "text": text, "stream": chain.stream}
-        for stream, frame in _telling(raised):
+        for stream, frame in _telling(raised, caught=place + 1 < len(ordered)):
             text = f"{frame.path}:{frame.at} {frame.function}".rstrip()[:_MOST_CHARACTERS]
             yield {**same, "name": "python-frame", "line": frame.line, "text": text, "stream": stream}
 
 
-def _telling(raised: Raised) -> Iterator[tuple[str, Frame]]:
-    """The innermost frame, the innermost outside libraries, the innermost of the pipeline engine's instructions."""
+def _telling(raised: Raised, *, caught: bool) -> Iterator[tuple[str, Frame]]:
+    """The innermost frame, the innermost outside libraries, the innermost of the pipeline engine's instructions; of one that was caught also where.
+
+    A traceback of an exception that another one followed begins where it was caught.
+    """
     inside_out = raised.frames[::-1]
     own = (f for f in inside_out if not _LIBRARY.search(f.path))
     pipe = (f for f in inside_out if f.function.startswith("_exec_") and _PIPE.search(f.path))
     for stream, frames in (("raised", iter(inside_out)), ("own", own), ("pipe", pipe)):
         if (frame := next(frames, None)) is not None:
             yield stream, frame
+    if caught and raised.frames:
+        yield "caught", raised.frames[0]

@@ -78,9 +78,7 @@ def death(
     if ending.status == "completed":
         roles["role"], roles["why"] = Role.BENIGN.value, "the run came to its end"
         return Death(chosen, "completed", roles=roles)
-    by_signal = (
-        ending.category == "killed" and primary_of(roles, bad_end=False, weakest=Strength.SYMPTOM) is not None
-    )  # something was wrong before it
+    by_signal = ending.unsent and primary_of(roles, bad_end=False, weakest=Strength.SYMPTOM) is not None  # something was wrong before it
     if ending.status in ("cancelled", "time-limit", "preempted") and ending.file is not None and not by_signal:
         first = roles.index[(roles["file"] == ending.file) & (roles["line"] == ending.line)]
         return _of_scheduler(chosen, ending, roles, first, work, hang, topology)
@@ -105,6 +103,14 @@ def deaths(attempts: Attempts, chosen: int, endings: list[Ending], tables: Table
             found.append(Death(number, endings[number].status, trouble=f"{type(error).__name__}: {error}"))
     return [*found[:-1], _explained(found[-1], found[:-1])]
 
+
+_STATUS = {
+    "hang": "hung",
+    "scheduler.cancelled": "cancelled",
+    "scheduler.preempted": "preempted",
+    "scheduler.time-limit": "time-limit",
+}
+"""Status of a run whose end has this category; that of every other is failed."""
 
 _FEW_STEPS, _SILENT_TIMES, _SILENT_NS = 4, 10, 1800 * 10**9
 """Silence is told where it is ten times the longest time between two steps, and half an hour: evaluations and checkpoints take less."""
@@ -185,7 +191,7 @@ def _verdict(
         missing += ("which rank it was: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
     return Death(
         attempt,
-        status="hung" if hung else "failed",
+        status=_STATUS.get(kind.category, "failed"),
         category=kind.category,
         kind=kind.name,
         known=kind.known,
@@ -246,7 +252,7 @@ def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology,
 def _of_scheduler(
     attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame, hang: Hang | None, topology: Topology
 ) -> Death:
-    outside = ending.category == "killed"
+    outside = ending.unsent
     words = {
         "cancelled": "was ended by a signal from outside; the files do not say who sent it" if outside else "was cancelled",
         "time-limit": "reached its time limit",

@@ -16,6 +16,7 @@ from pipelog.postmortem.kinds import KINDS, Kind, Role
 from pipelog.postmortem.neighbours import local_ranks
 from pipelog.registry import load
 from pipelog.tables import frame, table
+from pipelog.tables.accounting import of_other_jobs
 from pipelog.tables.pods import of_other_pods
 from pipelog.tables.topology import Topology
 
@@ -44,18 +45,19 @@ _FINE = frozenset({"exit-success", "training-done", "script-done", "exiting"})
 """Ends that are none of a failure."""
 _COPIES = ("level", "bare-exception", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""
-_CODES = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
+_CODES = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
 _ZONES_NS = 26 * 3600 * 10**9
 """Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Where an exception was raised: innermost frame, innermost of the user's own files, innermost `_exec_…` of the pipeline engine."""
+    """Where an exception was raised: innermost frame, innermost of the user's own files, innermost `_exec_…` of the pipeline engine; where it was caught."""
 
     raised: str | None = None
     own: str | None = None
     pipe: str | None = None
+    caught: str | None = None
 
 
 @table("errors", needs=("placed", "topology", "inputs"))
@@ -82,8 +84,9 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     _whose(rows, placed, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
-    rows.loc[of_other_pods(rows, inputs) | _of_other_units(rows, placed), "role"] = Role.BENIGN.value
-    rows = _causes(rows)
+    others = of_other_jobs(rows, inputs, frame(placed, ("fact",), ("name", "text")))
+    rows.loc[of_other_pods(rows, inputs) | others | _of_other_units(rows, placed), "role"] = Role.BENIGN.value
+    rows = _causes(rows, frames)
     return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)
 
 
@@ -92,7 +95,7 @@ def _frames(rows: pd.DataFrame) -> dict[tuple[str, str, int], Frames]:
     mine = rows[rows["name"] == "python-frame"]
     out: dict[tuple[str, str, int], dict[str, str]] = {}
     for file, chain, place, stream, text in zip(mine["file"], mine["group"], mine["value"], mine["stream"], mine["text"], strict=True):
-        if isinstance(chain, str) and stream in ("raised", "own", "pipe") and isinstance(text, str):
+        if isinstance(chain, str) and stream in ("raised", "own", "pipe", "caught") and isinstance(text, str):
             out.setdefault((file, chain, _whole(place)), {})[stream] = text
     return {key: Frames(**found) for key, found in out.items()}
 
@@ -117,15 +120,38 @@ def _chains(rows: pd.DataFrame) -> None:
     rows["place"] = rows["value"].where(raised).fillna(0).astype("int64")
 
 
-def _causes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each chain the exception that tells most: the first that means something by itself, else the first; `shown_line` is that of the last."""
+def _causes(rows: pd.DataFrame, frames: dict[tuple[str, str, int], Frames]) -> pd.DataFrame:
+    """Of each chain the exception that tells most: the first that means something by itself, else the first; `shown_line` is that of the last.
+
+    A resource that is short, or a peer that is gone, while an exception of the user's code is handled, is no better word for that exception: then the first counts.
+    """
     chained = rows["chain"].notna()
     mine = rows[chained].sort_values(["file", "chain", "place"], kind="stable")
-    vague = mine["error"].map({k.name: k.first >= _VAGUE or k.role is Role.TEARDOWN for k in KINDS.values()})
+    chains = list(zip(mine["file"], mine["chain"], strict=True))
+    befell = {chain for chain, category in zip(chains, mine["category"], strict=True) if _OF_ITSELF.match(str(category))}
+    unsaid = {k.name for k in KINDS.values() if k.first >= _VAGUE or k.role is Role.TEARDOWN}
+    vague = [
+        error in unsaid and not (error == "code" and chain in befell and _own_failure(frames.get((*chain, place), Frames())))
+        for chain, error, place in zip(chains, mine["error"], mine["place"], strict=True)
+    ]
     best = mine.assign(_vague=vague).sort_values(["file", "chain", "_vague", "place"], kind="stable").drop_duplicates(["file", "chain"]).index
     last = mine.groupby(["file", "chain"])["line"].max()
     rows["shown_line"] = [last.get((f, c), n) if isinstance(c, str) else n for f, c, n in zip(rows["file"], rows["chain"], rows["line"], strict=True)]
     return rows[~chained | rows.index.isin(best)]
+
+
+_OF_ITSELF = re.compile(r"memory\.|host\.|hardware\.|network|storage|hang")
+"""Failures that no exception is turned into by whoever handles it."""
+
+
+def _own_failure(where: Frames) -> bool:
+    """Whether an exception came out of the user's own code and was caught outside the function that raised it: within it, it may be the way to ask."""
+    return bool(where.raised) and where.raised == where.own and bool(where.caught) and _function(where.raised) != _function(where.caught)
+
+
+def _function(frame: str | None) -> str:
+    """`/job/train.py:40 main` without the number of the line."""
+    return re.sub(r":\d+(?= |$)", "", frame or "")
 
 
 _VAGUE = 70

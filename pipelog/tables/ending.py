@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelog.events import Input
 from pipelog.tables import frame, table
+from pipelog.tables.accounting import ACCOUNTING, of_other_jobs
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.pods import of_other_pods
 
@@ -22,6 +23,7 @@ _SCHEDULER = {
     "slurm-node-failure": ("failed", "hardware.node"),
     "k8s-deadline": ("time-limit", "scheduler.time-limit"),
     "k8s-preempted": ("preempted", "scheduler.preempted"),
+    "k8s-scale-down": ("preempted", "scheduler.preempted"),
     "cloud-preempted": ("preempted", "scheduler.preempted"),
     "batch-time-limit": ("time-limit", "scheduler.time-limit"),
     "batch-preempted": ("preempted", "scheduler.preempted"),
@@ -29,6 +31,9 @@ _SCHEDULER = {
     "batch-cancelled": ("cancelled", "scheduler.cancelled"),
     "batch-node-failure": ("failed", "hardware.node"),
 }
+_CANCELLED = ("slurm-cancelled", "batch-cancelled")
+_LATE = ("batch-cancelled", "k8s-scale-down")
+"""Words for an end that also comes to a job that has failed and is still there."""
 _LONG_AFTER = 20
 """Steps after a scheduler's word from which on it was not this job's end: within the grace time a few may still be made."""
 _BY_HAND = re.compile(r"^KeyboardInterrupt")
@@ -41,7 +46,8 @@ _BY_SIGNAL = frozenset({-15, -2, -1, 143, 130, 129})
 class Ending:
     """status as in report.json; category where a scheduler's line gives one; file, line and text of the line that says so.
 
-    done: whether the training itself says that it is done. at_ns: time of that line where it has one.
+    at_ns: time of that line where it has one. unsent: a signal from outside ended it, and nobody says who sent it. A status and a category
+    of the scheduler's agree: cancelled and scheduler.cancelled, preempted and scheduler.preempted, time-limit and scheduler.time-limit.
     """
 
     attempt: int
@@ -52,13 +58,15 @@ class Ending:
     text: str | None = None
     at_ns: int | None = None
     hosts: tuple[str, ...] = field(default=())
+    unsent: bool = False
 
 
 @table("endings", needs=("rows", "attempts", "inputs"))
 def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[Ending]:
     """One ending an attempt, first that applies:
 
-    a scheduler's line that no failure comes before (a cancelled step may be the consequence of one); an exit code other than 0 or a
+    a scheduler's line that no failure comes before (a cancelled step may be the consequence of one; what an accounting says has no place in the order, and
+    counts where the run neither came to its end nor failed by itself); an exit code other than 0 or a
     failed child, unless the training said that it was done before; every process exited successfully; the training says it is done; a
     traceback after the last step; the user's script says it is done; the planned number of steps is reached. Else incomplete.
     """
@@ -69,7 +77,7 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
         ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
-    found = found[~of_other_pods(found, inputs)]
+    found = found[~of_other_pods(found, inputs) & ~of_other_jobs(found, inputs, frame(rows, ("fact",), ("name", "text")))]
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
     of = {int(n): mine for n, mine in found.dropna(subset=["attempt"]).groupby("attempt")}
@@ -82,10 +90,15 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     work = rows[rows["kind"].isin(["step", "iteration"])]
     uncaught = _after_work(traces, work, rows)
     own = _of_its_own(uncaught)
-    scheduler = _not_survived(ends[ends["name"].isin(_SCHEDULER)], work)
+    scheduler = _by_weight(_not_survived(ends[ends["name"].isin(_SCHEDULER)], work))
     failed = ["exit-code", "child-failed", "slurm-task", "k8s-failed"] + ([] if len(work) else ["slurm-launch-failed"])
     bad = ends[ends["name"].isin(failed) & ~(ends["value"] == 0)]
     done = ends[ends["name"] == "training-done"]
+    successes = ends[ends["name"] == "exit-success"]
+    spawned = rows[(rows["kind"] == "process") & (rows["name"] == "spawned")]["value"].nunique()
+    left_well = len(successes) > 0 and len(successes["value"].unique()) >= spawned
+    if len(done) or left_well:
+        scheduler = scheduler[scheduler["stream"] != ACCOUNTING]
     if len(scheduler):
         row = scheduler.iloc[0]
         before = _before(pd.concat([own, bad[~bad["value"].isin(_BY_SIGNAL)]]), row)
@@ -94,15 +107,13 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         if not failed_itself:
             status, category = _SCHEDULER[row["name"]]
             return _ending(number, status, row, category)
-    successes = ends[ends["name"] == "exit-success"]
     signals = ends[ends["name"] == "signal"]
     if len(bad) and not len(done):
         stopped = len(uncaught) and not len(own)
         if stopped or (bad["value"].isin(_BY_SIGNAL).all() and not len(own)):
             return _stopped(number, uncaught, signals, bad)
         return _ending(number, "failed", (own if len(own) else bad).iloc[0])
-    spawned = rows[(rows["kind"] == "process") & (rows["name"] == "spawned")]["value"].nunique()
-    if len(successes) and len(successes["value"].unique()) >= spawned:
+    if left_well:
         return _ending(number, "completed", successes.iloc[-1])
     if len(done):
         return _ending(number, "completed", done.iloc[-1])
@@ -116,6 +127,9 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     planned = rows[(rows["kind"] == "iteration") & rows["value"].notna()]
     if len(planned) and (planned["step"] >= planned["value"]).any():
         return _ending(number, "completed", planned.iloc[-1])
+    noted = ends[ends["name"] == "batch-failed"]
+    if len(noted):
+        return _ending(number, "failed", noted.iloc[-1])
     return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
 
 
@@ -138,6 +152,13 @@ def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
     return scheduler[np.array(after) < _LONG_AFTER]
 
 
+def _by_weight(scheduler: pd.DataFrame) -> pd.DataFrame:
+    """In their order, what an accounting says behind the job's own lines; but a cancellation gives way to a reason that an accounting states."""
+    noted, vague = scheduler["stream"] == ACCOUNTING, scheduler["name"].isin(_CANCELLED)
+    weight = np.where(noted, np.where(vague, 3, 1), np.where(vague & bool((noted & ~vague).any()), 2, 0))
+    return scheduler.iloc[np.argsort(weight, kind="stable")]
+
+
 def _stopped(number: int, uncaught: pd.DataFrame, signals: pd.DataFrame, bad: pd.DataFrame) -> Ending:
     """Ended from outside: from the keyboard it was somebody; of any other signal the files do not tell who sent it."""
     by_hand = uncaught[uncaught["text"].fillna("").str.match(_BY_HAND.pattern)]
@@ -146,7 +167,7 @@ def _stopped(number: int, uncaught: pd.DataFrame, signals: pd.DataFrame, bad: pd
     if len(by_hand):
         return _ending(number, "cancelled", by_hand.iloc[0], "scheduler.cancelled")
     row = next(rows.iloc[0] for rows in (signals, uncaught, bad) if len(rows))
-    return _ending(number, "cancelled", row, "killed")
+    return replace(_ending(number, "cancelled", row, "scheduler.cancelled"), unsent=True)
 
 
 def _after_work(traces: pd.DataFrame, work: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -170,27 +191,36 @@ def _before(rows: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
     return same[same["line"] < row["line"]]
 
 
-_STEP = re.compile(r"\*{3} STEP ")
-_OF_A_PEER = re.compile(r"(?i)nccl|gloo|\bDist\w*Error|peer|Connection|Broken ?Pipe|timed out")
+_STEP, _JOB = re.compile(r"\*{3} STEP "), re.compile(r"\*{3} JOB ")
+_OF_A_PEER = re.compile(r"(?i)nccl|gloo|\bDist\w*Error|peer|Connection|Broken ?Pipe|timed out|worker\b.*\b(?:exited|died|killed)|by signal|SIGTERM")
+"""Exceptions that are made where others are gone, or where a signal ends the processes that a rank has started."""
 
 
 def _because_of_a_task(ends: pd.DataFrame, own: pd.DataFrame, row: pd.Series) -> bool:
     """Whether srun cancelled the step because one task failed (--kill-on-bad-exit), where that task's words are only written after it.
 
-    Told where it was the step and not the job, a single task left with an exit code of its own while all others were ended by a signal, and a
+    Told where it was the step and nowhere the job, a single task left with an exit code of its own while all others were ended by a signal, and a
     traceback that is no echo of a peer's end stands behind it. Somebody who cancels a step ends all tasks alike.
     """
     tasks = ends[(ends["name"] == "slurm-task") & (ends["file"] == row["file"])]
     codes = tasks[tasks["value"] > 0]
-    if not _STEP.search(str(row["text"])) or len(codes) != 1 or not tasks["value"].isin(_BY_SIGNAL).any() or codes["value"].isin(_BY_SIGNAL).any():
+    job = ends.loc[ends["name"] == "slurm-cancelled", "text"].fillna("").str.contains(_JOB.pattern).any()
+    if (
+        job
+        or not _STEP.search(str(row["text"]))
+        or len(codes) != 1
+        or not tasks["value"].isin(_BY_SIGNAL).any()
+        or codes["value"].isin(_BY_SIGNAL).any()
+    ):
         return False
     late = own[(own["file"] == row["file"]) & (own["line"] > row["line"])]
     return bool((~late["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
 
 
 def _deleted_late(own: pd.DataFrame, row: pd.Series) -> bool:
-    """Whether what somebody deleted had failed: its traceback, in whichever file, is no echo of a peer's end."""
-    return row["name"] == "batch-cancelled" and bool((~own["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
+    """Whether what somebody deleted, or an accounting has as ended from outside, had failed: its traceback, in whichever file, is no echo of a peer's end."""
+    late = row["name"] in _LATE or (row["stream"] == ACCOUNTING and _SCHEDULER[row["name"]][0] != "time-limit")
+    return late and bool((~own["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
 
 
 def _ending(number: int, status: str, row: pd.Series, category: str | None = None) -> Ending:

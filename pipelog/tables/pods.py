@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from pipelog.events import Input
 
-_OBJECT = re.compile(r"^\S+ +(?:Normal|Warning) +\S+ +pod/(?P<pod>[a-z0-9][a-z0-9.-]*)\s")
+_OBJECT = re.compile(
+    r"^\S+ +(?:Normal|Warning) +\S+ +(?:pod|(?:[a-z]+job|job|jobset|podgroup|rayjob|raycluster)(?:\.[a-z.]+)?|workload/(?:[a-z]+job|job|jobset|pod|raycluster))"
+    r"[/-](?P<pod>[a-z0-9][a-z0-9.-]*)\s"
+)
 """`39m   Normal   Preempted   pod/eval-7   Preempted by pod 1c1b on node node7`: what an event is about, in `kubectl get events`."""
 _POD = re.compile(r"(?P<job>[a-z0-9][a-z0-9-]*?)(?:-(?:master|worker|launcher|chief|leader|head|ps))?(?:-\d{1,5})?(?:-(?:\d{1,5}|[a-z0-9]{5}))")
 """Operators name a pod after its job, its role and its number; jobs add five letters."""

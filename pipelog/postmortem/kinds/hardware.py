@@ -10,7 +10,7 @@ from pipelog.postmortem.kinds import Strength, kind
 
 _MACHINE_CHECK = r"Machine Check Exception|Machine Check: \w+ Bank \d+: [abef]"
 """Uncorrected only (bit 61 of the bank's status): corrected errors of memory are logged every day, and nothing comes of them."""
-_XID_HARDWARE = r"Xid \([^)]*\): (?:48|64|74|79|9[45]|119|120|14[0-9]|15[04])\b"
+_XID_HARDWARE = r"Xid(?: \([^)]*\): |=)(?:48|64|74|79|9[45]|119|120|14[0-9]|15[04])\b"
 
 
 @kind(
@@ -103,7 +103,7 @@ def cuda_async(case: Case) -> Iterator[Advice]:
 @kind(
     "xid-application",
     category="unknown",
-    pattern=r"\bXid \([^)]*\): (?P<xid>\d+)",
+    pattern=r"\bXid(?: \([^)]*\): |=)(?P<xid>\d+)",
     says="had Xid {xid} in the kernel log",
     known=False,
     strength=Strength.TRANSPORT,  # the process's own error tells more, whenever it comes
@@ -118,7 +118,7 @@ def xid_application(case: Case) -> Iterator[Advice]:
 @kind(
     "node-failure",
     category="hardware.node",
-    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
+    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|BOOT_FAIL|instances\.hostError|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
     says="lost a node",
     job=True,
     first=1,  # the line also says that the step was cancelled

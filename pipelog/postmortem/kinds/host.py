@@ -8,7 +8,7 @@ from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Role, Strength, kind
 
-_PROCESS = ("exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
+_PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
 """Rows that carry an exit code: the table of errors writes it under the text as `code -9`."""
 
 
@@ -130,7 +130,7 @@ def ray_worker_gone(case: Case) -> Iterator[Advice]:
 @kind(
     "time-limit",
     category="scheduler.time-limit",
-    pattern=r"(?i)DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime .*exceeded|DeadlineExceeded|active on the node longer than",
+    pattern=r"(?i)DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime .*exceeded|DeadlineExceeded|active on the node longer than|\nrow batch-time-limit$",
     says="reached its time limit",
     rows=("slurm-time-limit", "k8s-deadline", "batch-time-limit", "level"),
     job=True,
@@ -145,9 +145,9 @@ def time_limit(case: Case) -> Iterator[Advice]:
 @kind(
     "preempted",
     category="scheduler.preempted",
-    pattern=r"(?i)DUE TO PREEMPTION|DUE TO JOB REQUEUE|Preempt(?:ed|\b|Scheduled)|TERM_PREEMPT|SPOT_ITN|Spot ITN|Spot ?Interrupt",
+    pattern=r"(?i)DUE TO PREEMPTION|DUE TO JOB REQUEUE|Preempt(?:ed|\b|Scheduled)|TERM_PREEMPT|SPOT_ITN|Spot ITN|Spot ?Interrupt|\nrow (?:batch-preempted|k8s-scale-down)$",
     says="was preempted",
-    rows=("slurm-preempted", "slurm-requeue", "k8s-preempted", "batch-preempted", "cloud-preempted"),
+    rows=("slurm-preempted", "slurm-requeue", "k8s-preempted", "k8s-scale-down", "batch-preempted", "cloud-preempted"),
     job=True,
     first=1,
 )
@@ -159,7 +159,7 @@ def preempted(case: Case) -> Iterator[Advice]:
 @kind(
     "cancelled",
     category="scheduler.cancelled",
-    pattern=r"(?im)CANCELLED AT|KeyboardInterrupt|SIGINT|TERM_OWNER|Received \d+ death signal|received SIGTERM|got signal: (?:15|2)\b|signal 15|^Terminated$",
+    pattern=r"(?im)CANCELLED AT|KeyboardInterrupt|SIGINT|TERM_OWNER|Received \d+ death signal|received SIGTERM|got signal: (?:15|2)\b|signal 15|^Terminated$|^row batch-cancelled$",
     says="was cancelled",
     job=True,
     strength=Strength.SIGNAL,

@@ -178,6 +178,23 @@ def shm_suspected(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "map-worker-gone",
+    category="data",
+    pattern=r"One of the subprocesses has abruptly died during map operation",
+    says="lost a process that prepared the data; nobody says why",
+    strength=Strength.SYMPTOM,
+    known=False,
+    first=20,
+    missing=_HOST,
+)
+def map_worker_gone(case: Case) -> Iterator[Advice]:
+    """The datasets library notices that one of its worker processes is gone; its own end is not in the log."""
+    yield Advice(
+        "run the map with num_proc=1 to see the worker's own error; look at the host's memory (`dmesg -T | grep -i oom`): each worker holds its own batch"
+    )
+
+
+@kind(
     "data-worker-exited",
     category="data",
     pattern=r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:exited unexpectedly|is killed by signal: (?P<signal>\w+))|Pin memory thread exited unexpectedly",

@@ -39,6 +39,25 @@ def ib_port(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "mpi-daemon-lost",
+    category="network",
+    pattern=r"RTE has lost communication with",
+    says="lost the host of one of mpirun's daemons, or the way to it",
+    strength=Strength.TRANSPORT,
+    known=False,
+    job=True,
+    rows=("mpi-daemon-lost",),
+    first=19,
+    missing=("whether that host was up: `uptime`, its kernel log, the scheduler's or cloud's word on it",),
+)
+def mpi_daemon_lost(case: Case) -> Iterator[Advice]:
+    """Open MPI's launcher hears no more from its daemon on a host; whether host or network failed, it cannot tell."""
+    yield Advice(
+        f"see whether {case.host or 'the host of the remote daemon'} is up and was restarted (`last -x`, `dmesg -T`); if it was up, look at the network between it and the launcher"
+    )
+
+
+@kind(
     "duplicate-gpu",
     category="launch",
     pattern=r"Duplicate GPU detected(?: ?: rank (?P<a>\d+) and rank (?P<b>\d+))?",

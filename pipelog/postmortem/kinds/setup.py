@@ -14,7 +14,7 @@ _EXCEPTION = ("python-exception", "level")
 @kind(
     "batch-sizes",
     category="config.batch",
-    pattern=r"Check batch related parameters\. (?P<why>.*)|(?i:train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps).*(?:not equal|has to be|must be|divisible|greater than 0|needs to be)"
+    pattern=r"Check batch related parameters\. (?P<why>.*)|(?i:train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps|train batch size|micro batch size per gpu|gradient accumulation steps).*(?:not equal|has to be|must be|divisible|greater than 0|needs to be)"
     r"|global batch size \(?\d+\)? is not divisible|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)",
     says="refused the batch sizes",
     rows=_EXCEPTION,
@@ -88,6 +88,20 @@ def configuration(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "hf-config-mismatch",
+    category="config.other",
+    pattern=r"Please correct the following DeepSpeed config values that mismatch TrainingArguments",
+    says="was given other values by the DeepSpeed configuration than by TrainingArguments",
+    rows=_EXCEPTION,
+    job=True,
+    first=19,
+)
+def hf_config_mismatch(case: Case) -> Iterator[Advice]:
+    """Transformers compares both and refuses to choose."""
+    yield Advice('set each value that the message lists to "auto" in the DeepSpeed configuration, or to the same value in both')
+
+
+@kind(
     "config-check",
     category="config.other",
     pattern=r"",
@@ -100,6 +114,26 @@ def configuration(case: Case) -> Iterator[Advice]:
 def config_check(case: Case) -> Iterator[Advice]:
     """Raised by the modules of DeepSpeed that read the configuration, whatever the words."""
     yield Advice("put right the keys that the message names, and what contradicts them in the script's own arguments")
+
+
+@kind(
+    "arguments-check",
+    category="config.other",
+    pattern=r"^(?:AssertionError|ValueError|RuntimeError|NotImplementedError|[\w.]*Argument\w*Error)\b",
+    frame=r"(?m)^raised \S*?(?:arg(?:ument)?s?(?:_\w+)?\.py:\d+ \w*(?:validat|check|parse|verify)\w*|\w*config(?:uration)?\w*\.py:\d+ (?:__post_init__|\w*(?:validat|check|verify)\w*))$",
+    says="was refused its arguments",
+    rows=("python-exception",),
+    job=True,
+    first=37,
+)
+def arguments_check(case: Case) -> Iterator[Advice]:
+    """Raised where a framework checks its arguments before anything is built: combinations that exclude each other, variables that must be set."""
+    if "CUDA_DEVICE_MAX_CONNECTIONS" in case.text:
+        yield Advice(
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1 in the job script, and pass it on to every host (srun --export, mpirun -x, pdsh's .deepspeed_env)"
+        )
+    else:
+        yield Advice("put right the argument or variable that the message names, in the command of the job script")
 
 
 @kind(

@@ -1,0 +1,148 @@
+"""What accountings, controllers and services say of a job counts where it is the job of the files, and where the files do not say otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelog.postmortem.deaths import Death
+from tests.telling import read, traceback
+
+STEPS = [f"[2025-02-10 09:0{n}:00,100] [INFO] [logging.py:128:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.1], mom=[(0.9, 0.95)]" for n in (1, 2, 3)]
+DONE = "[2025-02-10 09:04:00,100] [INFO] [launch.py:347:main] Process 21000 exits successfully."
+SPAWNED = "[2025-02-10 09:00:00,259] [INFO] [launch.py:256:main] process 21000 spawned with command: ['python', '-u', 'train.py', '--local_rank=0']"
+SIGTERM = "[2025-02-10 09:03:10,122] [INFO] [launch.py:328:sigkill_handler] Main process received SIGTERM, exiting"
+KILLED = "[2025-02-10 09:03:32,111] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py', '--local_rank=3'] exits with return code = -9"
+SCANCEL = "slurmstepd: error: *** JOB 4400 ON tg01 CANCELLED AT 2025-02-10T09:03:30 ***"
+
+
+def sacct(*rows: str) -> list[str]:
+    """Rows `id state`."""
+    head = ["JobID           JobName      State ExitCode", "------------ ---------- ---------- --------"]
+    return head + [f"{row.split(' ', 1)[0]:12} {'pp-train':>10} {row.split(' ', 1)[1]:>10}      0:0" for row in rows]
+
+
+def told(log: list[str], beside: list[str], name: str = "slurm-4400.out", other: str = "sacct.txt") -> tuple[str, str | None]:
+    death: Death = read({name: log, other: beside})["death"]
+    return death.status, death.category
+
+
+CANCELLED, PREEMPTED = ("cancelled", "scheduler.cancelled"), ("preempted", "scheduler.preempted")
+LIMIT, NOTHING = ("time-limit", "scheduler.time-limit"), ("incomplete", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "want"),
+    [
+        ("TIMEOUT", LIMIT),
+        ("CANCELLED by 1034", CANCELLED),
+        ("PREEMPTED", PREEMPTED),
+        ("NODE_FAIL", ("failed", "hardware.node")),
+        ("OUT_OF_ME+", ("failed", "host.oom")),
+        ("COMPLETED", NOTHING),
+        ("RUNNING", NOTHING),
+    ],
+)
+def test_the_state_in_the_accounting_explains_a_log_that_stops(state: str, want: tuple[str, str | None]) -> None:
+    assert told(STEPS, sacct(f"4400 {state}")) == want
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "rows", "want"),
+    [
+        ("slurm-4400.out", STEPS, ["4399 NODE_FAIL", "4400 TIMEOUT", "4401 CANCELLED"], LIMIT),
+        ("pp_4400.log", STEPS, ["4399 NODE_FAIL", "4400 TIMEOUT"], LIMIT),
+        ("4400/train.log", STEPS, ["4399 NODE_FAIL", "4400 TIMEOUT"], LIMIT),
+        ("train.log", ["SLURM_JOB_ID=4400", *STEPS], ["4399 NODE_FAIL", "4400 TIMEOUT"], LIMIT),
+        ("train.log", [*STEPS, SCANCEL], ["4399 TIMEOUT", "4400 PREEMPTED"], PREEMPTED),
+        ("train.log", STEPS, ["4400 TIMEOUT"], LIMIT),  # the only one
+        ("slurm-4400_7.out", STEPS, ["4400_6 TIMEOUT", "4400_7 PREEMPTED"], PREEMPTED),
+        ("train.log", STEPS, ["4399 NODE_FAIL", "4400 TIMEOUT"], NOTHING),  # whose is whose?
+        ("train.log", STEPS, ["4399 COMPLETED", "4400 TIMEOUT"], NOTHING),
+        ("slurm-4401.out", STEPS, ["4400 TIMEOUT"], NOTHING),
+        ("train.log", ["SLURM_JOB_ID=4401", *STEPS], ["4400 TIMEOUT"], NOTHING),
+        ("slurm-4400.out", STEPS, ["4399 OUT_OF_ME+", "4400 COMPLETED"], NOTHING),
+    ],
+)
+def test_only_the_row_of_the_job_counts(name: str, log: list[str], rows: list[str], want: tuple[str, str | None]) -> None:
+    assert told(log, sacct(*rows), name) == want
+
+
+def test_a_run_that_came_to_its_end_did_so_whatever_became_of_the_job() -> None:
+    assert told([SPAWNED, *STEPS, DONE], sacct("4400 CANCELLED by 0"))[0] == "completed"
+    assert told([SPAWNED, *STEPS, DONE], sacct("4400 TIMEOUT"))[0] == "completed"
+
+
+@pytest.mark.parametrize("state", ["CANCELLED by 1034", "PREEMPTED", "NODE_FAIL"])
+def test_a_run_that_failed_by_itself_failed_before_it_was_ended(state: str) -> None:
+    assert told([*STEPS, *traceback("AttributeError: no mean", rank=1)], sacct(f"4400 {state}")) == ("failed", "code")
+
+
+def test_a_cancellation_that_the_accounting_explains() -> None:
+    assert told([*STEPS, SCANCEL], sacct("4400 TIMEOUT")) == LIMIT
+    assert told([*STEPS, SCANCEL], sacct("4400 CANCELLED by 1034")) == CANCELLED
+
+
+def test_memory_that_the_accounting_names_explains_a_kill() -> None:
+    assert told([*STEPS, KILLED], sacct("4400 OUT_OF_ME+")) == ("failed", "host.oom")
+    assert told([*STEPS, KILLED], sacct("4399 OUT_OF_ME+", "4400 FAILED")) == ("failed", "killed")
+
+
+CONTROL = ["JobId=4400 JobName=pp", "   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)", "   Requeue=1 Restarts=0 ExitCode=0:15"]
+SEFF = ["Job ID: 4400", "Cluster: tg", "State: TIMEOUT (exit code 0)"]
+
+
+@pytest.mark.parametrize("lines", [CONTROL, SEFF])
+def test_the_controller_and_seff_say_the_same(lines: list[str]) -> None:
+    assert told(STEPS, lines) == LIMIT
+    assert told(STEPS, lines, "slurm-4401.out") == NOTHING
+
+
+def condor(*events: str) -> list[str]:
+    begun = ["000 (4711.000.000) 2025-02-10 08:59:01 Job submitted from host: <10.1.0.5:9618>", "..."]
+    return [*begun, *(line for event in events for line in (*event.split("\n"), "..."))]
+
+
+RUNS = "001 (4711.000.000) 2025-02-10 08:59:31 Job executing on host: <10.1.7.22:9618>"
+EVICTED = "004 (4711.000.000) 2025-02-10 09:03:10 Job was evicted.\n\t(0) CPU times"
+HELD = "012 (4711.000.000) 2025-02-10 09:03:10 Job was held.\n\tJob has gone over cgroup memory limit of 65536 megabytes.\n\tCode 34 Subcode 102"
+ABORTED = "009 (4711.000.000) 2025-02-10 09:03:10 Job was aborted.\n\tvia condor_rm (by user mkoch)"
+OTHER = "009 (4800.000.000) 2025-02-10 09:03:10 Job was aborted.\n\tvia condor_rm (by user mkoch)"
+
+
+@pytest.mark.parametrize(
+    ("log", "events", "want"),
+    [
+        (STEPS, [RUNS, EVICTED], PREEMPTED),
+        ([*STEPS, SIGTERM], [RUNS, EVICTED], PREEMPTED),
+        (STEPS, [RUNS, HELD], ("failed", "host.oom")),
+        (STEPS, [RUNS, ABORTED], CANCELLED),
+        (STEPS, [RUNS, EVICTED, ABORTED], CANCELLED),
+        (STEPS, [RUNS, EVICTED, RUNS], NOTHING),  # it runs again
+        (STEPS, [RUNS, OTHER], NOTHING),
+        ([*STEPS, *traceback("AttributeError: no mean", rank=1)], [RUNS, ABORTED], ("failed", "code")),
+        ([*STEPS, *traceback("torch.distributed.DistBackendError: NCCL error, Connection closed", rank=1)], [RUNS, EVICTED], PREEMPTED),
+    ],
+)
+def test_the_last_event_of_the_job_says_how_it_ended(log: list[str], events: list[str], want: tuple[str, str | None]) -> None:
+    assert told(log, condor(*events), "job.4711.out", "job.4711.log") == want
+
+
+@pytest.mark.parametrize(
+    ("lines", "want"),
+    [
+        (["Stopping - Stopping the training job", "Stopped - Training job stopped"], CANCELLED),
+        (["Stopping - Stopping the training job", "MaxRuntimeExceeded - Training job runtime exceeded MaxRuntimeInSeconds provided"], LIMIT),
+        (["Interrupted - Training job interrupted"], PREEMPTED),
+        (["Failed - Training job failed"], ("failed", "unknown")),
+        (["Uploading - Uploading generated training model", "Completed - Training job completed"], NOTHING),
+    ],
+)
+def test_sagemaker_says_why_it_stopped(lines: list[str], want: tuple[str, str | None]) -> None:
+    death: Death = read({"cloudwatch.log": [*STEPS, *(f"2025-02-10 09:07:00 {line}" for line in lines)]})["death"]
+    assert (death.status, death.category if want[1] != "unknown" else want[1]) == want
+
+
+def test_a_job_that_is_stopped_after_it_failed_has_failed() -> None:
+    lines = [*STEPS, *traceback("AttributeError: no mean", rank=1), "2025-02-10 09:07:00 Stopping - Stopping the training job"]
+    death: Death = read({"cloudwatch.log": lines})["death"]
+    assert (death.status, death.category, death.ranks) == ("failed", "code", (1,))
