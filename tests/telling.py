@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pipelog
+import pipelog.postmortem
+from pipelog.registry import load
 from pipelog.tables import Tables
+
+load(pipelog.postmortem)
 
 
 def read(files: Mapping[str, Sequence[str]], attempt: int | None = None) -> Tables:

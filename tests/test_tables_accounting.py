@@ -97,6 +97,34 @@ def test_the_controller_and_seff_say_the_same(lines: list[str]) -> None:
     assert told(STEPS, lines, "slurm-4401.out") == NOTHING
 
 
+LSF = ["Job <4400>, User <u>, Project <d>, Status <EXIT>, Queue <gpu>", "Tue Feb 11 09:03:30: Completed <exit>; TERM_{}."]
+PBS = ["Job Id: 4400.pbs01", "    resources_used.walltime = {}", "    Exit_status = {}", "    Resource_List.walltime = 24:00:00"]
+SGE = ["jobnumber    4400", "failed       100 : assumedly after job", "exit_status  137   (Killed)", "ru_wallclock {}s", "category     -l h_rt=86400"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "want"),
+    [
+        ([LSF[0], LSF[1].format("RUNLIMIT: job killed after reaching LSF run time limit")], LIMIT),
+        ([LSF[0], LSF[1].format("MEMLIMIT: job killed after reaching LSF memory usage limit")], ("failed", "host.oom")),
+        ([LSF[0], LSF[1].format("OWNER: job killed by owner")], CANCELLED),
+        ([LSF[0], LSF[1].format("RC: job killed by LSF when an LSF resource connector execution host is reclaimed by cloud")], PREEMPTED),
+        ([PBS[0], PBS[1].format("24:00:31"), PBS[2].format(271), PBS[3]], LIMIT),
+        ([PBS[0], PBS[1].format("02:00:31"), PBS[2].format(271), PBS[3]], CANCELLED),  # a signal, long before the limit
+        ([PBS[0], PBS[1].format("24:00:31"), PBS[2].format(1), PBS[3]], ("failed", "unknown")),
+        ([PBS[0], PBS[2].format(-29)], LIMIT),
+        ([PBS[0], PBS[2].format(-27)], ("failed", "host.oom")),
+        ([PBS[0], PBS[2].format(0)], NOTHING),
+        ([*SGE[:3], SGE[3].format(86402), SGE[4]], LIMIT),
+        ([*SGE[:3], SGE[3].format(402), SGE[4]], ("failed", "killed")),
+        ([*SGE[:3], SGE[3].format(402), SGE[4], "deleted_by   user@login1"], CANCELLED),
+    ],
+)
+def test_other_batch_systems_say_it_in_their_words(lines: list[str], want: tuple[str, str | None]) -> None:
+    assert told(STEPS, lines, "pp.o4400", "acct.txt") == want
+    assert told(STEPS, lines, "slurm-4401.out", "acct.txt") == NOTHING  # that of another job
+
+
 def condor(*events: str) -> list[str]:
     begun = ["000 (4711.000.000) 2025-02-10 08:59:01 Job submitted from host: <10.1.0.5:9618>", "..."]
     return [*begun, *(line for event in events for line in (*event.split("\n"), "..."))]

@@ -41,6 +41,44 @@ def test_only_events_of_the_job_s_pods_end_it(log: str, pod: str, ours: bool) ->
     assert (death.status, death.category, death.ranks) == (("preempted", "scheduler.preempted", ()) if ours else ("failed", "code", (1,)))
 
 
+KEY_ERROR = traceback("KeyError: 'wiki'", rank=1)
+ECHO = traceback("torch.distributed.DistBackendError: NCCL error, Connection closed by remote peer", rank=1)
+SCALED = "2m    Normal   ScaleDown   pod/{}   deleting pod for node scale down"
+KUEUE = (
+    "3m    Normal   Preempted   workload/pytorchjob-{}-7c1a1   Preempted to accommodate a workload (UID: 5515) due to reclamation within the cohort"
+)
+VOLCANO = "3m    Warning   Evict   pod/{}   Pod is evicted, because of preempt"
+SHUTDOWN = [
+    "Name:     pp-worker-3",
+    "Status:   Failed",
+    "Reason:   Terminated",
+    "Message:  Pod was terminated in response to imminent node shutdown.",
+]
+
+
+@pytest.mark.parametrize(
+    ("log", "beside", "want"),
+    [
+        ([], [SCALED.format("pp-worker-1")], "preempted"),
+        (ECHO, [SCALED.format("pp-worker-1")], "preempted"),
+        (KEY_ERROR, [SCALED.format("pp-worker-1")], "failed"),  # a node whose job has failed is no longer needed
+        (ECHO, [SCALED.format("eval-7")], "failed"),
+        ([], [SCALED.format("eval-7")], "incomplete"),
+        ([], [KUEUE.format("pp")], "preempted"),
+        ([], [KUEUE.format("eval")], "incomplete"),
+        ([], [VOLCANO.format("pp-worker-0")], "preempted"),
+        ([], [VOLCANO.format("eval-7")], "incomplete"),
+        ([], SHUTDOWN, "preempted"),
+        (KEY_ERROR, SHUTDOWN, "failed"),
+        ([], ["55m   Normal   ScaleDown   node/pool-7c2f   marked the node as toBeDeleted/unschedulable"], "incomplete"),
+    ],
+)
+def test_a_cluster_that_takes_pods_away(log: list[str], beside: list[str], want: str) -> None:
+    death = death_of({"pp-worker-0.log": [*STEPS, *log], "events.txt": beside})
+    assert death.status == want
+    assert want != "preempted" or death.category == "scheduler.preempted"
+
+
 def oomd(unit: str, minute: int = 3) -> list[str]:
     words = f"Killed /user.slice/user-7.slice/{unit} due to memory pressure for /user.slice being 71.20% > 50.00% for > 20s with reclaim activity"
     return [f"Feb 10 09:0{minute}:20 gx10 systemd-oomd[912]: {words}"]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipelog.parsing import Records, Rows, lines
 
-_LSF = {
+TERM = {
     "RUNLIMIT": "batch-time-limit",
     "DEADLINE": "batch-time-limit",
     "WINDOW": "batch-time-limit",
@@ -33,15 +33,18 @@ _LSF = {
     "REQUEUE_ADMIN": "batch-requeue",
     "RMS": "batch-requeue",
     "LOAD": "batch-preempted",
+    "RC": "batch-preempted",
+    "REQUEUE_RC": "batch-requeue",
 }
+"""LSF's termination reasons; RC: the cloud took the host back."""
 
 
 # TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.
 # TERM_OWNER: job killed by owner.
-@lines("lsf-term", mark="TERM_", pattern=r"^(?P<words>TERM_(?P<why>[A-Z_]{3,24}): [a-zA-Z].*?)\s*$")
+@lines("lsf-term", mark="TERM_", pattern=r"^(?P<words>TERM_(?P<why>[A-Z_]{2,24}): [a-zA-Z].*?)\s*$")
 def lsf(found: Records) -> Iterator[Rows]:
     """Give LSF's reason for ending a job; what it does not say more of is `batch-killed`."""
-    names = pa.array(list(_LSF.values())).take(pc.index_in(found["why"], pa.array(list(_LSF))))
+    names = pa.array(list(TERM.values())).take(pc.index_in(found["why"], pa.array(list(TERM))))
     yield found.rows("end", pc.fill_null(names, "batch-killed"), text=found["words"])
 
 

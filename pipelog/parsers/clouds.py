@@ -53,12 +53,16 @@ def preempted(found: Records) -> Iterator[Rows]:
 
 
 # "methodName": "compute.instances.hostError"
+# Status Reason: Host EC2 (instance i-08784105ffff56b4f) terminated.                                                   (AWS Batch)
 @lines(
     "cloud-host-error",
-    mark="compute.instances.hostError",
-    pattern=r"^\s*(?:[\"{\[].*)?\"?(?:protoPayload\.)?methodName\"?[:=] ?\"?compute\.instances\.hostError\b(?:.*\binstances/(?P<node>[\w-]+))?",
+    mark=("compute.instances.hostError", "Host EC2 (instance "),
+    pattern=(
+        r"^\s*(?:(?:[\"{\[].*)?\"?(?:protoPayload\.)?methodName\"?[:=] ?\"?compute\.instances\.hostError\b(?:.*\binstances/(?P<node>[\w-]+))?"
+        r"|[\"']?[Ss]tatus ?[Rr]eason[\"']?: ?[\"']?Host EC2 \(instance (?P<ec2>i-[0-9a-f]{4,20})\) terminated)"
+    ),
 )
 def host_error(found: Records) -> Iterator[Rows]:
-    """Give a machine of Google's whose hardware failed, as its audit log has it."""
-    host = pc.coalesce(found["node"], found.columns["host"])
+    """Give a machine of Google's whose hardware failed, as its audit log has it, and one that AWS Batch no longer has."""
+    host = pc.coalesce(found["node"], found["ec2"], found.columns["host"])
     yield found.rows("end", "batch-node-failure", host=host, text=pc.utf8_trim_whitespace(found["line"]))

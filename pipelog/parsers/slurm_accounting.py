@@ -32,6 +32,7 @@ _JOB = r"(?P<id>\d{1,12}(?:[_+]\d{1,7})?)"
 _ROW = re.compile(
     rf"^\s*{_JOB}(?P<step>\.[\w+]+)?[ |].*?(?<=[ |]){_STATE}(?=[ |]|$)(?:.*?(?<=[ |])(?P<code>\d{{1,3}}):(?P<signal>\d{{1,3}})(?=[ |]|$))?"
 )
+_TERM = 15
 _RULE = re.compile(r"^[-\s]+$")
 
 
@@ -95,6 +96,8 @@ def _rows(job: str, state: str, line: int, text: str, code: str | None, signal: 
     row: Row = {"kind": "end", "name": name, "group": job, "stream": "accounting", "line": line, "text": text}
     if name == "batch-failed":
         row["value"] = -float(signal) if signal and int(signal) else float(code) if code and int(code) else None
+        if signal and int(signal) == _TERM:  # it was ended, and Slurm does not say by whom
+            row |= {"name": "signal", "value": float(_TERM)}
     return [listed, row]
 
 

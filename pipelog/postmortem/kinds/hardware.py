@@ -118,7 +118,7 @@ def xid_application(case: Case) -> Iterator[Advice]:
 @kind(
     "node-failure",
     category="hardware.node",
-    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|BOOT_FAIL|instances\.hostError|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
+    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|BOOT_FAIL|instances\.hostError|Host EC2 \(instance|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
     says="lost a node",
     job=True,
     first=1,  # the line also says that the step was cancelled
