@@ -132,16 +132,20 @@ def detector(id_: str, name: str, *, needs: tuple[str, ...]) -> Callable[[Callab
     return add
 
 
-def cite(rows: pd.DataFrame, by: str | None = None, most: int = 3) -> tuple[Evidence, ...]:
-    """The worst few rows (largest *by*) as evidence; rows have the columns file and line."""
+def cite(rows: pd.DataFrame, by: str | None = None, most: int = 3, says: Callable[[Any], str] | None = None) -> tuple[Evidence, ...]:
+    """The worst few rows (largest *by*) as evidence; rows have the columns file and line.
+
+    says: row → what it shows, for events of traces, whose own words (a kernel, an op and its length) are not what proves the claim.
+    """
     if by is not None:
         rows = rows.sort_values(by, ascending=False, kind="stable")
     out: dict[tuple[str, int | None], Evidence] = {}
-    for file, line in zip(rows["file"], rows["line"], strict=True):
-        if not isinstance(file, str):
+    for row in rows.itertuples(index=False):
+        if not isinstance(row.file, str):
             continue
-        number = None if pd.isna(line) else int(line)
-        out.setdefault((file, number), Evidence(file, number))
+        number = None if pd.isna(row.line) else int(row.line)
+        if (row.file, number) not in out:
+            out[row.file, number] = Evidence(row.file, number, says(row) if says is not None else None)
         if len(out) == most:
             break
     return tuple(out.values())

@@ -351,9 +351,10 @@ def _notes(tables: Tables) -> list[str]:
     attempts = tables["attempts"]
     if attempts.count > 1:
         what = "starts of different jobs" if attempts.jobs else "starts of the job"
-        notes.append(
-            f"The files hold {attempts.count} {what}; the figures speak of start {tables['chosen'] + 1} (--attempt {tables['chosen']}; the first is --attempt 0)."
-        )
+        before = "" if attempts.jobs else _ended_before(tables)
+        chosen = f"start {tables['chosen'] + 1} (--attempt {tables['chosen']}; the first is --attempt 0)"
+        notes.append(f"The files hold {attempts.count} {what}; {before}the figures speak of {chosen}.")
+    notes += _without_checkpoint(tables)
     if _warm_up_alone(tables):
         notes.append("One print interval alone was timed, and the first holds warm-up: its times are no claim about the run.")
     clocks = tables["clocks"]
@@ -368,6 +369,36 @@ def _notes(tables: Tables) -> list[str]:
         for table, error in tables.faults().items()
     ]
     return notes
+
+
+_MOST_ENDS = 3
+
+
+def _ended_before(tables: Tables) -> str:
+    """How the starts before the last one ended, where they failed: `start 1 failed after step 9 (killed); `."""
+    deaths: list[Death] = tables["deaths"]
+    last = {int(n): int(row["last"]) for n, row in tables["spans"].iterrows()}
+    words = {"failed": "failed", "hung": "hung", "cancelled": "was cancelled", "time-limit": "met its time limit", "preempted": "was preempted"}
+    said_ = [
+        f"start {d.attempt + 1} {words[d.status]}{f' after step {last[d.attempt]:,}' if d.attempt in last else ''}{f' ({d.category})' if d.category else ''}; "
+        for d in deaths[:-1]
+        if d.status in words
+    ]
+    return "".join(said_[-_MOST_ENDS:])
+
+
+def _without_checkpoint(tables: Tables) -> list[str]:
+    """That a checkpoint was asked for and none was there, which DeepSpeed takes for a beginning: nobody asks for one without hoping to go on."""
+    rows = of_kind(tables["here"], "checkpoint").select(["name", "file", "line", "text"]).to_pylist()
+    missing = next((r for r in rows if r["name"] == "missing"), None)
+    if missing is None or any(r["name"] in ("loaded", "loading") for r in rows):
+        return []
+    return [
+        (
+            f"A checkpoint was to be loaded, and there was none ({missing['text']}, {missing['file']}:{missing['line']}): training began anew. "
+            "If it was to go on from one, look at the path before anything else."
+        )
+    ]
 
 
 def _warm_up_alone(tables: Tables) -> bool:

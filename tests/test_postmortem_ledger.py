@@ -224,3 +224,11 @@ def test_the_first_printed_step_ends_an_interval() -> None:
 def test_one_line_speaks_of_as_many_steps_as_are_printed_together() -> None:
     made = tables([fact("config.steps_per_print", 10), *steps([30], 2.0), failed(100)])
     assert made["spans"][["first", "last"]].to_numpy().tolist() == [[21, 30]]
+
+
+def test_a_checkpoint_within_the_first_interval_begins_the_attempt() -> None:
+    """Resumed at 14, printed every ten: the first line, of step 20, speaks of steps 15 to 20. One that is older than the interval moves nothing."""
+    within = tables([start(0), fact("resume.step", 14), *steps([20, 30, 40], 3.0), failed(300)])
+    assert within["spans"][["first", "last"]].to_numpy().tolist() == [[15, 40]]
+    older = tables([start(0), fact("resume.step", 5), *steps([20, 30, 40], 3.0), failed(300)])
+    assert older["spans"][["first", "last"]].to_numpy().tolist() == [[11, 40]]

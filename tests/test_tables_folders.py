@@ -44,7 +44,7 @@ def log(
     ]
     if loaded is not None:
         lines.append(
-            f"{stamp(at + 2)} [INFO] [engine.py:2800:_load_checkpoint] Loading checkpoint from ckpt/global_step{loaded}/mp_rank_00_model_states.pt"
+            f"{stamp(at + 2)} [INFO] [torch_checkpoint_engine.py:27:load] [Torch] Loading checkpoint from ckpt/global_step{loaded}/mp_rank_00_model_states.pt..."
         )
     for n, step in enumerate(steps):
         lines.append(f"{stamp(at + 5 + 10 * n)} [INFO] [logging.py:128:log_dist] [Rank 0] step={step}, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelog import diagnose, read
+from pipelog.findings import Confidence, Finding, Outcome, Severity, Status, Where
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
 
@@ -71,3 +73,55 @@ def test_an_idle_share_of_stage_0_is_not_called_slow(tmp_path: Path) -> None:
     assert [f.name for f in made.findings if f.severity.value == "warning"] == ["high-bubble-ratio"]
     assert verdict(made).word == "INCOMPLETE"
     assert verdict(made).sentence.startswith("The log stops after step 8")
+
+
+START = "[2025-06-01 10:0{}:00,000] [INFO] [runner.py:605:main] cmd = /usr/bin/python3 -u train.py\n"
+KILLED = "[2025-06-01 10:01:00,000] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py'] exits with return code = -9\n"
+NO_CHECKPOINT = (
+    "[2025-06-01 10:00:09,000] [WARNING] [engine.py:2970:load_checkpoint] Unable to find latest file at ckpt/latest, if trying to load latest "
+    "checkpoint please ensure this file exists or pass an explicit checkpoint tag when loading a checkpoint.\n"
+)
+
+
+def several(*numbers: int) -> str:
+    return "".join(STEP.replace("10", str(n), 1) for n in numbers)
+
+
+def test_a_last_start_without_a_step_is_what_ended(tmp_path: Path) -> None:
+    """The figures are those of start 1, but the job is where start 2 left it."""
+    text = START.format(0) + several(10, 20, 30) + START.format(5)
+    (tmp_path / "train.log").write_text(text + "[2025-06-01 10:05:09,000] [INFO] [launch.py:152:main] nnodes=1, num_local_procs=2, node_rank=0\n")
+    made = verdict(diagnose(read(tmp_path)))
+    assert made.word == "INCOMPLETE"
+    assert made.sentence.startswith("Start 2 stops before its first step, and no line says why; in start 1, ")
+
+
+def test_how_earlier_starts_ended_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(START.format(0) + several(10, 20) + KILLED + START.format(5) + several(30, 40))
+    assert any("start 1 failed after step 20 (killed); the figures speak of start 2" in n for n in diagnose(read(tmp_path)).notes)
+
+
+def test_a_checkpoint_that_was_not_there_is_said(tmp_path: Path) -> None:
+    """Not where one was loaded all the same, nor where none was asked for."""
+    log = tmp_path / "train.log"
+    log.write_text(START.format(0) + NO_CHECKPOINT + several(10, 20))
+    assert any(n.startswith("A checkpoint was to be loaded, and there was none (ckpt/latest, train.log:2)") for n in diagnose(read(tmp_path)).notes)
+    loaded = "[2025-06-01 10:00:10,000] [INFO] [torch_checkpoint_engine.py:27:load] [Torch] Loading checkpoint from ckpt/global_step9/mp_rank_00_model_states.pt...\n"
+    log.write_text(START.format(0) + NO_CHECKPOINT + loaded + several(10, 20))
+    assert not any("checkpoint" in n for n in diagnose(read(tmp_path)).notes)
+    log.write_text(START.format(0) + several(10, 20))
+    assert not any("checkpoint" in n for n in diagnose(read(tmp_path)).notes)
+
+
+def test_memory_that_grows_is_said_rather_than_what_it_has_grown_to() -> None:
+    """The rank that leaks is also above its place: the leak is the headline. Of another rank's growth the skew is none."""
+    memory = {"severity": Severity.WARNING, "confidence": Confidence.HIGH}
+    skew = Finding("PL301", "memory-skew", "rank 2 peaks at 1.3 GiB", where=Where(ranks=(2,)), cost=None, **memory)
+    leak = Finding("PL303", "memory-growth", "the peak memory of rank 2 grows", where=Where(ranks=(2,)), cost=None, **memory)
+    report = diagnose(read(FIXTURES / "runs" / "heavy-stage2"))
+    for grown, said_first in ((leak, "grows"), (replace(leak, where=Where(ranks=(1,))), "peaks")):
+        report.outcomes = (
+            Outcome("PL301", "memory-skew", Status.FOUND, None, (skew,)),
+            Outcome("PL303", "memory-growth", Status.FOUND, None, (grown,)),
+        )
+        assert said_first in verdict(report).sentence

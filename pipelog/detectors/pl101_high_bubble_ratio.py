@@ -80,7 +80,7 @@ def high_bubble_ratio(
         Severity.INFO if stuck else Severity.WARNING,
         Confidence.HIGH if bubble.scope == "run" and not (split is not None and _unexplained(split)) else Confidence.MEDIUM,
         Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
-        tuple(Evidence(file, line) for file, line in bubble.where),
+        tuple(Evidence(file, line, bubble.shows) for file, line in bubble.where),
         _advice(topology, config, split, tables, words, explained=explained),
         cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
     )

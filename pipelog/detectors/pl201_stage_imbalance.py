@@ -15,6 +15,7 @@ Thresholds: limit 0.10 (10 % above the mean stage).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,10 +54,14 @@ def stage_imbalance(tables: Tables, topology: Topology, *, limit: float = 0.10) 
         Severity.WARNING,
         Confidence.HIGH,
         Where(stages=stages, ranks=tuple(sorted({int(r) for r in mine["rank"]})), steps=(int(mine["step"].min()), int(mine["step"].max()))),
-        cite(mine, by="busy_ns"),
+        cite(mine, by="busy_ns", says=_shows),
         _advice(over, balance, topology, tables),
         cost=split.phase["imbalance-wait"] if split is not None else None,
     )
+
+
+def _shows(row: Any) -> str:
+    return f"step {row.step}: rank {row.rank} (stage {row.stage}) computes for {seconds(row.busy_ns)}; here its longest pass"
 
 
 def _said(over: pd.DataFrame, mean: float) -> str:

@@ -13,6 +13,7 @@ Thresholds: limit 0.10 (10 % above its peers).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -43,10 +44,14 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
             Severity.WARNING if straggler.certain else Severity.INFO,
             Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
             Where(ranks=(rank,), stages=(stage,), hosts=_host(topology, rank), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
-            cite(late, by="ratio"),
+            cite(late, by="ratio", says=_shows),
             (Advice(f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow"),),
             cost=straggler.lost,
         )
+
+
+def _shows(row: Any) -> str:
+    return f"step {row.step}: rank {row.rank} computes {seconds(row.compute_ns)} per micro-batch, its peers {seconds(row.peer_ns)}; here its longest pass"
 
 
 def _host(topology: Topology, rank: int) -> tuple[str, ...]:

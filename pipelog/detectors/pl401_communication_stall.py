@@ -19,6 +19,7 @@ collective 0.15 of the step; spike 1.5 times the median interval.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -85,6 +86,13 @@ def _from_timers(tables: Tables, pp: int, limit: float, spike: float, *, optiona
     )
 
 
+def _shows(row: Any) -> str:
+    before = f"{seconds(row.gap_ns)} idle before it, then " if row.gap_ns > 0 else ""
+    return (
+        f"step {row.step}: message from rank {row.source} to rank {row.target}, {before}{seconds(row.transfer_ns)} on its way with both sides ready"
+    )
+
+
 def _links(links: pd.DataFrame, tables: Tables, topology: Topology, limit: float, floor: float) -> Iterator[Finding]:
     messages, slow = tables["messages"], _stragglers(tables)
     pairs = links.assign(low=links[["source", "target"]].min(axis=1), high=links[["source", "target"]].max(axis=1))
@@ -122,7 +130,7 @@ def _links(links: pd.DataFrame, tables: Tables, topology: Topology, limit: float
             Severity.INFO if ranks else Severity.WARNING,
             Confidence.LOW if ranks else Confidence.HIGH if ratio >= 0.5 else Confidence.MEDIUM,
             Where(links=((int(low), int(high)),), hosts=hosts if len(hosts) > 1 else (), steps=(int(worst["first_step"]), int(worst["last_step"]))),
-            cite(mine, by="excess"),
+            cite(mine, by="excess", says=_shows),
             _advice(int(low), int(high), source, ranks, over_network=len(hosts) > 1 and _nccl(tables)),
             cost=float(both["cost"].sum()),
         )
@@ -179,9 +187,9 @@ def _collectives(collectives: pd.DataFrame, tables: Tables, limit: float) -> Ite
 
 def _rows_of(tables: Tables, name: str) -> tuple[Evidence, ...]:
     for trace in tables["host_traces"]:
-        hits = [i for i in range(len(trace.kind)) if trace.kind[i] == "collective" and trace.name[i] == name]
-        if hits:
-            longest = max(hits, key=lambda i: trace.end[i] - trace.start[i])
+        hits = np.flatnonzero(np.asarray(trace.kind == "collective") & np.asarray(trace.name == name))
+        if len(hits):
+            longest = hits[np.argmax(trace.end[hits] - trace.start[hits])]
             return (Evidence(trace.file, int(trace.line[longest])),)
     return ()
 

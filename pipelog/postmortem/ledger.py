@@ -18,21 +18,36 @@ _FITS = 1.1
 
 @table("spans", needs=("rows", "config", "chosen", "steps"))
 def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.DataFrame:
-    """First and last step of each attempt, as printed (from traces where no line was), and the median of its step times: attempt (index), first, last, step_ns."""
+    """First and last step of each attempt, as printed (from traces where no line was), and the median of its step times: attempt (index), first, last, step_ns.
+
+    An attempt that went on from a checkpoint within the first printed interval began with the step after it.
+    """
     found = of_kind(rows, "step", "iteration", "progress").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
     found = found.dropna(subset=["attempt", "step"])
     found = found[found["step"] > 0]  # DeepSpeed prints step=0 before the first
     printed = config.steps_per_print or 1
+    resumed = _resumed(rows)
     out = {}
     for attempt, mine in found.groupby("attempt"):
         numbers = np.unique(mine["step"].to_numpy(dtype=np.int64))
         gap = int(np.diff(numbers).min()) if len(numbers) > 1 else min(printed, int(numbers[0]))
         times = mine["dur_ns"].dropna()
-        out[int(attempt)] = (max(1, int(numbers[0]) - gap + 1), int(numbers[-1]), float(times.median()) if len(times) else np.nan)
+        loaded = [int(s) for s in resumed.loc[resumed["attempt"] == attempt, "value"] if s < numbers[0]]
+        out[int(attempt)] = (
+            max(1, int(numbers[0]) - gap + 1, *(s + 1 for s in loaded)),
+            int(numbers[-1]),
+            float(times.median()) if len(times) else np.nan,
+        )
     traced = getattr(steps, "rows", None)
     if chosen not in out and getattr(steps, "source", None) == "trace" and traced is not None:
         out[chosen] = (int(traced["step"].min()), int(traced["step"].max()), float(traced["dur_ns"].median()))
     return pd.DataFrame.from_dict(out, orient="index", columns=["first", "last", "step_ns"]).sort_index()
+
+
+def _resumed(rows: pa.Table) -> pd.DataFrame:
+    """Steps of the checkpoints that attempts loaded: attempt, value."""
+    stated = frame(rows, ("fact",), ("name", "attempt", "value"))
+    return stated[stated["name"] == "resume.step"].dropna()
 
 
 @table("losses", needs=("spans", "checkpoints", "attempts", "facts", "endings", "rows"))
@@ -46,8 +61,7 @@ def losses(
     """
     begun = frame(rows, ("checkpoint",), ("name", "attempt", "step"))
     begun = begun[begun["name"] == "begin"]
-    loaded = frame(rows, ("fact",), ("name", "attempt", "value"))
-    loaded = loaded[loaded["name"] == "resume.step"].dropna()
+    loaded = _resumed(rows)
     interval = said(facts, ("args.save_interval",))
     every = float(interval[0].value) if interval and isinstance(interval[0].value, float) else None
     out = []

@@ -42,7 +42,7 @@ def verdict(report: Report) -> Verdict:
         return Verdict(word, tone, _how_it_ended(report) + _also(loud), facts)
     end = _end(report)
     if loud:
-        first = max(loud, key=lambda f: (f.severity is Severity.ERROR, not _bare(f), f.cost or 0.0))
+        first = max(loud, key=lambda f: (f.severity is Severity.ERROR, not _bare(f) and not _grown(f, loud), f.cost or 0.0))
         word = "SLOW" if first.name in _SLOW and not _bare(first) else "ATTENTION" if status == "completed" or not end else "INCOMPLETE"
         return Verdict(word, "error" if first.severity is Severity.ERROR else "warning", capital(f"{end}{first.title}"), facts)
     looked = [o for o in report.outcomes if o.status in (Status.CLEAR, Status.FOUND)]
@@ -58,12 +58,27 @@ def _bare(finding: Finding) -> bool:
     return finding.name == "high-bubble-ratio" and bool(finding.where.stages)
 
 
+def _grown(finding: Finding, loud: list[Finding]) -> bool:
+    """More memory than the place explains, on ranks whose memory grows from step to step: the growth is what is to be mended."""
+    growing = {rank for f in loud if f.name == "memory-growth" for rank in f.where.ranks}
+    return finding.name == "memory-skew" and bool(growing) and growing >= set(finding.where.ranks)
+
+
 def _end(report: Report) -> str:
-    """Completed, step 24: …; The log stops after step 30, at 06:39:12, and no line says why; … Empty where it was the end of another start, or no log was read."""
+    """Completed, step 24: …; The log stops after step 30, at 06:39:12, and no line says why; … Empty where no log was read.
+
+    Where another start is looked at: Start 2 stops before its first step, and no line says why; in start 1 …
+    """
     run = report.run
     last, when = run["last_step"], run["ended_at"]
-    if run["attempt"] != run["attempts"][-1]["index"] or not any(i["kind"] == "log" for i in report.inputs):
+    if not any(i["kind"] == "log" for i in report.inputs):
         return ""
+    ended = run["attempts"][-1]
+    if run["attempt"] != ended["index"]:
+        if run["status"] != "incomplete":
+            return ""
+        after = "before its first step" if ended["last_step"] is None else f"after step {ended['last_step']:,}"
+        return f"Start {ended['index'] + 1} stops {after}, and no line says why; in start {run['attempt'] + 1}, "
     if run["status"] == "completed":
         return "Completed: " if last is None else f"Completed, step {last:,}: "
     if last is None:

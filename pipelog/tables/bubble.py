@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from pipelog._text import seconds
 from pipelog.schedule import ideal_bubble
 from pipelog.tables import CannotTell, Tables, table
 from pipelog.tables.config import Config
@@ -18,7 +19,7 @@ class Bubble:
     """ideal: (p-1)/(v*m+p-1). measured: of the run (scope `run`) or of the stages in per_stage only (scope `stage`).
 
     source: trace, timers or megatron-timers. basis: instruction, kernel or timer. low..high bound what measured claims.
-    per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness. intervals: how many
+    per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness, shows: what it shows, where its own words do not. intervals: how many
     printed intervals timers gave, the first with its warm-up among them.
     """
 
@@ -32,6 +33,7 @@ class Bubble:
     per_stage: list[dict[str, float]] = field(default_factory=list)
     per_step: pd.DataFrame = field(default_factory=pd.DataFrame)
     where: list[tuple[str, int]] = field(default_factory=list)
+    shows: str | None = None
     note: str | None = None
     intervals: int | None = None
 
@@ -71,6 +73,8 @@ def trace_bubble(bubble_by_stage: pd.DataFrame) -> Bubble:
         per_stage=[{"stage": int(s), "bubble": float(r["bubble"]), "busy_s": float(r["busy_ns"]) / 1e9} for s, r in by_stage.iterrows()],
         per_step=per_step.reset_index(),
         where=[(str(witness["file"]), int(witness["line"]))],
+        shows=f"step {int(witness['step'])}: rank {int(witness['rank'])} (stage {int(witness['stage'])}) computes for {seconds(float(witness['busy_ns']))} "
+        f"of a phase of {seconds(float(witness['phase_ns']))}; here its longest pass",
     )
 
 

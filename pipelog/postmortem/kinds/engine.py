@@ -8,6 +8,8 @@ from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Role, Strength, kind
 
+_STACKS = Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+
 
 @kind(
     "engine-timers",
@@ -75,8 +77,9 @@ def engine_meta(case: Case) -> Iterator[Advice]:
     missing=("what the rank that did not answer was doing: py-spy dump of it while it hangs", "its own log"),
 )
 def timeout_gloo(case: Case) -> Iterator[Advice]:
-    """A send or receive that nobody answered in time: a symptom of the rank that did not come."""
-    yield from _hang(case)
+    """A send or receive that nobody answered in time: a symptom of the rank that did not come. NCCL's settings change nothing here."""
+    yield _STACKS
+    yield Advice("set TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run: gloo then names the ranks that did not come to a collective")
 
 
 @kind(
@@ -94,7 +97,7 @@ def timeout_gloo(case: Case) -> Iterator[Advice]:
 )
 def timeout_nccl(case: Case) -> Iterator[Advice]:
     """The watchdog says that a call did not finish; not why."""
-    yield from _hang(case)
+    yield from _hang()
 
 
 @kind(
@@ -114,11 +117,11 @@ def timeout_nccl(case: Case) -> Iterator[Advice]:
 def timeout_hccl(case: Case) -> Iterator[Advice]:
     """Ascend's collective library: EI0002 (a notify did not come in time), EI0006 (a socket did not open in time), or the synchronisation that waited for them."""
     yield Advice("find the rank whose log has another error or none, and begin there: the others waited for it")
-    yield Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+    yield _STACKS
 
 
-def _hang(case: Case) -> Iterator[Advice]:
-    yield Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+def _hang() -> Iterator[Advice]:
+    yield _STACKS
     yield Advice("set TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_NCCL_DESYNC_DEBUG=1 for the next run")
 
 
@@ -135,7 +138,7 @@ def _hang(case: Case) -> Iterator[Advice]:
 )
 def nccl_abort(case: Case) -> Iterator[Advice]:
     """What follows a timeout or an asynchronous error of NCCL."""
-    yield from _hang(case)
+    yield from _hang()
 
 
 @kind(
