@@ -1,9 +1,11 @@
-"""Exit codes as launchers beside DeepSpeed's and torchrun's word them: Lightning, Composer, SageMaker.
+"""What launchers beside DeepSpeed's and torchrun's say of the processes they start, and how these ended: Lightning, Composer, SageMaker, Ray, ColossalAI.
 
 [rank: 2] Child process with PID 345671 terminated with code -9. Forcefully terminating all other processes to avoid zombies
 ERROR:composer.cli.launcher:Rank 3 crashed with exit code -9.
 Global rank 3 (PID 4312) exited with code 1
 ExitCode 137
+Initializing distributed: GLOBAL_RANK: 3, MEMBER: 4/8
+- (node_id=aa01, ip=10.0.4.16, pid=4391) world_rank=1, local_rank=1, node_rank=0
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
-from pipelog.parsing import Records, Rows, lines
+from pipelog.parsers._facts import joined
+from pipelog.parsing import Records, Rows, lines, records
 
 
 @lines(
@@ -29,3 +32,50 @@ def exit_code(found: Records) -> Iterator[Rows]:
     code = pc.coalesce(*(found.float(name) for name in ("code", "crashed", "exited", "sagemaker")))
     rank = pc.coalesce(*(found.int(name) for name in ("lightning", "composer", "global")))
     yield found.rows("end", "exit-code", value=code, rank=rank, text=found["line"])
+
+
+# Initializing distributed: GLOBAL_RANK: 3, MEMBER: 4/8
+@records(
+    "lightning-member",
+    mark="Initializing distributed: GLOBAL_RANK: ",
+    pattern=r"^Initializing distributed: GLOBAL_RANK: (?P<rank>\d{1,7}), MEMBER: \d{1,7}/(?P<size>\d{1,7})",
+)
+def member(found: Records) -> Iterator[Rows]:
+    """Give the place of the process that prints it, and the number of ranks."""
+    rank = found.int("rank")
+    yield found.rows("place", "discovery", rank=rank)
+    yield found.rows("fact", "topology.world_size", rank=rank, value=found.float("size"), text=found["size"])
+
+
+# colossalai - colossalai - INFO: Distributed environment is initialized, world size: 8
+@records(
+    "colossalai-world",
+    mark="Distributed environment is initialized, world size: ",
+    pattern=r"^Distributed environment is initialized, world size: (?P<size>\d{1,7})",
+)
+def world(found: Records) -> Iterator[Rows]:
+    """Give the number of ranks."""
+    yield found.rows("fact", "topology.world_size", value=found.float("size"), text=found["size"])
+
+
+# (TorchTrainer pid=4200) - (node_id=aa01, ip=10.0.4.16, pid=4391) world_rank=1, local_rank=1, node_rank=0
+@records(
+    "ray-worker",
+    mark="(node_id=",
+    pattern=r"^\(node_id=\w+, ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d{1,12})\) world_rank=(?P<rank>\d{1,7}), local_rank=(?P<local>\d{1,7}), node_rank=",
+)
+def worker(found: Records) -> Iterator[Rows]:
+    """Give each process that Ray's trainer started: rank, pid, address of its host (a line of the trainer's own process)."""
+    local = joined("local ", found["local"])
+    yield found.rows("process", "worker", value=found.float("pid"), rank=found.int("rank"), host=found["ip"], label=local)
+
+
+# Memory on the node (IP: 10.0.4.17, ID: 8c5a…) where the task (actor ID: 4161…, name=RayTrainWorker.__init__, pid=4471, memory used=212.18GB) was running was 479.91GB / 503.28GB
+@lines(
+    "ray-memory-monitor",
+    mark=" where the task (",
+    pattern=r"Memory on the node \(IP: (?P<ip>[\w.:]+),.{0,200}? where the task \([^()]{0,200}\bpid=(?P<pid>\d{1,12})",
+)
+def memory_monitor(found: Records) -> Iterator[Rows]:
+    """Give the process that Ray killed because its node ran low on memory."""
+    yield found.rows("error", "ray-killed", value=found.float("pid"), host=found["ip"], text=found["line"])

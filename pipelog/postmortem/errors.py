@@ -246,13 +246,15 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
         host = host if isinstance(host, str) else None  # noqa: PLW2901
         if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
             pids[host, int(value)] = int(rank)
-        elif name == "spawned":
+        elif name in ("spawned", "worker"):
             known = rank if not pd.isna(rank) else local.get((host, label)) if isinstance(label, str) else None
             if known is not None and not pd.isna(known):
                 pids.setdefault((host, int(value)), int(known))
     alone = len({h for h, _ in pids}) <= 1
     bare = {pid: rank for (_, pid), rank in pids.items()} if alone else {}
     of_pid = _by_device(rows, local)
+    launched = {h for h, _ in local}
+    only = launched.pop() if len(launched) == 1 else None
     whose: list[Any] = rows["rank"].to_list()
     for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
         if not pd.isna(whose[i]):
@@ -260,10 +262,12 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
         host = host if isinstance(host, str) else None  # noqa: PLW2901
         if isinstance(label, str) and (host, label) in local:
             whose[i] = local[host, label]
-        elif name in ("nccl-warn", "killed", "kernel-oom", "kernel-segfault") and not pd.isna(value):
+        elif name in ("nccl-warn", "killed", "kernel-oom", "kernel-segfault", "ray-killed") and not pd.isna(value):
             whose[i] = pids.get((host, int(value)), bare.get(int(value), of_pid.get((host, int(value)))))
-        elif (gpu := _GPU.search(text)) and isinstance(host, str):
-            whose[i] = local.get((host, f"local {gpu.group(1)}"))
+        elif dead := _ACTOR.search(text):
+            whose[i] = pids.get((dead["ip"], int(dead["pid"])))
+        elif (gpu := _GPU.search(text)) and (host is not None or only):
+            whose[i] = local.get((host or only, f"local {gpu.group(1)}"))
     rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
     of = topology.ranks.set_index("rank") if len(topology.ranks) else None
     for column in ("stage", "replica", "host"):
@@ -295,6 +299,8 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> 
     return found
 
 
+_ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,12})\s(?:\s*namespace: \S*\s)?\s*ip: (?P<ip>\S+)")
+"""The process of Ray's ActorDiedError."""
 _GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+GPU (\d+)")
 
 

@@ -13,6 +13,8 @@ from pipelog.errors import NoInput
 from pipelog.events import Input, Skipped
 
 _RANK_IN_NAME = re.compile(r"(?i)(?<![a-z])(?<!node[-_. ])(?<!local[-_. ])(?<!machine[-_. ])rank[-_\[ ]*(\d+)(?!\d)")
+_OF_A_NODE = re.compile(r"(?i)(?<![a-z])(?:node|host|machine)[-_. ]?\d+[-_. ]+rank")
+"""`node1_rank3`: the third of the node, or of all; the other files tell."""
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
 
@@ -105,7 +107,8 @@ def _reason(error: OSError) -> str:
 
 def rank_of_name(shown: str) -> int | None:
     """The global rank that the name of a file states (`20240305_rank3.log`, `rank-12.json.gz`), null where it states none."""
-    found = _RANK_IN_NAME.findall(PurePosixPath(shown).name)
+    name = PurePosixPath(shown).name
+    found = [] if _OF_A_NODE.search(name) else _RANK_IN_NAME.findall(name)
     return int(found[-1]) if found and int(found[-1]) < 10**7 else None
 
 

@@ -21,13 +21,15 @@ from pipelog.reading.streams import ANSI
 
 _ANSI_RE = re.compile(ANSI)
 
-_UTC = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|(?P<offset>[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
+_UTC_STAMP = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)"
+_UTC = rf"{_UTC_STAMP}(?:Z|(?P<offset>[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
 _CERTAIN = (  # (name, expression, share of lines from which on it belongs to the file)
     ("utc", _UTC, 0.2),  # kubectl logs --timestamps, containerd's own files
+    ("determined", rf"\[{_UTC_STAMP}Z\] (?:[0-9a-f-]+ )?\|\| (?:\[rank=(?P<ranked>\d{{1,7}})\] )?", 0.2),
     ("pod", r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\] ", 0.2),  # kubectl logs --prefix
     ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
     ("sagemaker", r"\[\d+,mpirank:(?P<task>\d+),(?P<host>[^\]\s]+)\]<std(?:out|err)>: ?", 0.2),
-    ("ray", r"\((?P<actor>\w[^()]{0,80}? pid=\d+(?:, ip=(?P<host>[\d.]+))?)\) ", 0.2),  # without an address: on the driver's own host
+    ("ray", r"\((?P<actor>\w[^()]{0,80}? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\d.]+))?)\) ", 0.2),  # without an address: on the driver's own host
     ("syslog", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
     ("ts", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) ", 0.6),  # moreutils
 )
@@ -35,7 +37,9 @@ _ROLE = re.compile(r"\[([A-Za-z_][A-Za-z_-]*?)\d+\]:")  # torchrun --tee: [defau
 _BY_COUNT = (
     ("quote", r"(?:> ?)+", 0.9),  # quoted in a ticket or a mail
     ("label", r" *(?P<task>\d+):(?: |$)", 0.6),  # srun --label
-    ("rank0", r"\[(?P<task>\d+)\] ", 0.9),  # mpiexec -prepend-rank
+    ("rank0", r"\[(?P<task>\d+)\]:? ", 0.9),  # mpiexec -prepend-rank, torchrun --log-line-prefix-template
+    ("ranked", r"[\[(|]? ?(?i:(?:global[ _-]?)?rank)(?: ?[:=#] ?|[ _-])?(?P<ranked>\d{1,7})(?:/\d+| of \d+)?[\])|]?(?:: ?| - | ?\| ?| )", 0.6),
+    ("stern", r"(?P<pod>[a-z0-9][a-z0-9-]*-(?:\d{1,4}|[a-z0-9]{5})) [a-z][a-z0-9-]* ", 0.9),
     ("host", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*):(?: |$)", 0.6),  # pdsh
     ("compose", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) +\| ", 0.9),  # docker compose
     ("stamp", r"(?P<local_time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?) (?:\| )?", 0.9),  # ts '%F %T', a script's own
@@ -45,6 +49,8 @@ _NOT_HOSTS = re.compile(
     r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
+_NO_PREFIX = re.compile(rf"{_RANK}|RANK=\d+ [A-Z]+\b|\[Rank \d+\] \(")
+"""torch's own, which is looked for anyhow; prints of DeepSpeed and Megatron whose parsers want it."""
 _GLUED = re.compile(r"(?<=[^\s\"'`(\[])\[rank(?P<rank>\d+)\]: ")
 """The same in the middle of a line, right behind what another rank has not ended."""
 _BEHIND = r"^.*[^\s\"'`(\[]\[rank(?P<rank>\d{1,9})\]: "
@@ -55,7 +61,7 @@ _LOGGER = r"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\] \[[A-Z]+\] \
 _PLAIN_RANK = r"^\[Rank (?P<rank>\d{1,9})\] (?:\(|$)"
 """Prints of Megatron and of DeepSpeed from v0.18.0 on. By far the commonest head without a stamp, and quick to match."""
 _ANY_STAMP = r"^.*\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})\]"
-_ANY_RANK = r"^.*(?:\[[Rr]ank (?P<rank>\d{1,9})\]|\brank=(?P<old>\d{1,9}) $)"
+_ANY_RANK = r"^.*(?:\[(?:[Rr]ank|RANK):? (?P<rank>\d{1,9})\]|\brank=(?P<old>\d{1,9}) $)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ class Prefix:
 @functools.cache
 def _compiled(expression: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
     pattern = re.compile(expression)
-    return pattern, tuple(name for name in ("rank", "local", "task", "host", "pod", "actor") if name in pattern.groupindex)
+    return pattern, tuple(name for name in ("rank", "ranked", "local", "task", "host", "pod", "actor") if name in pattern.groupindex)
 
 
 def prefix(sample: bytes) -> Prefix:
@@ -147,6 +153,11 @@ def _belongs(name: str, pattern: str, share: float, lines: list[str]) -> bool:
     matches = [m for m in map(match, lines) if m]
     if len(matches) < max(2, share * len(lines)):
         return False
+    if name == "ranked":
+        return sum(_NO_PREFIX.match(m.string) is None for m in matches) >= share * len(lines)
+    if name == "stern":
+        pods = Counter(m.group() for m in matches)
+        return len(pods) <= max(4, len(lines) // 8) and all(count >= 3 for count in pods.values())
     if name == "host":
         hosts = Counter(m["host"] for m in matches)
         real = {h for h in hosts if not _NOT_HOSTS.match(h)}
@@ -251,11 +262,12 @@ def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) ->
     def group(name: str) -> pa.Array:
         return _filled(found.field(name))
 
-    columns["rank"] = pc.coalesce(_number(group("rank"), pa.int32()), columns["rank"]) if "rank" in has else columns["rank"]
+    for name in ("ranked", "rank"):
+        columns["rank"] = pc.coalesce(_number(group(name), pa.int32()), columns["rank"]) if name in has else columns["rank"]
     for name in ("host", "pod"):
         if name in has:
             columns["host"] = pc.coalesce(columns["host"], group(name))
-    for name, word in (("local", "local "), ("task", "task ")):
+    for name, word in (("local", "local "), ("task", "task "), ("pid", "pid ")):
         if name in has:
             label = pc.binary_join_element_wise(pa.scalar(word), group(name), "")
             columns["label"] = pc.coalesce(columns["label"], label)

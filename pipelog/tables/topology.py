@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelog.events import WORD, Input
 from pipelog.tables import frame, table
+from pipelog.tables.labels import ranks_of_writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,9 @@ def _hosts(here: pa.Table) -> dict[int, str]:
         return {}
     pairs = both.group_by(["rank", "host"]).aggregate([([], "count_all")]).to_pylist()
     pairs.sort(key=lambda p: (p["host"] not in _NAMELESS, p["count_all"]))
-    return {int(p["rank"]): str(p["host"]) for p in pairs}
+    started = frame(here, ("process",), ("name", "rank", "host")).query("name == 'worker'").dropna()
+    listed = {int(r): str(h) for r, h in zip(started["rank"], started["host"], strict=True)}  # by the launcher: the best source
+    return {int(p["rank"]): str(p["host"]) for p in pairs} | listed
 
 
 def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
@@ -313,7 +316,7 @@ def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
 
 @table("placed", needs=("here", "topology", "inputs"))
 def placed(here: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table:
-    """The rows of the attempt with rank (from the launcher's label), stage, replica, tensor and host filled in from the topology."""
+    """The rows of the attempt with rank (from the launcher's label or the names of files), stage, replica, tensor and host filled in from the topology."""
     return _placed(here, topology, inputs)
 
 
@@ -324,7 +327,7 @@ def all_placed(rows: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Ta
 
 
 def _placed(rows: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table:
-    rank = _labelled(rows, topology, mpi=any("mpi" in i.notes.get("prefixes", ()) for i in inputs))
+    rank = ranks_of_writers(rows, topology.world_size, inputs)
     out = rows.set_column(rows.schema.get_field_index("rank"), rows.schema.field("rank"), rank)
     if not len(topology.ranks):
         return out
@@ -344,55 +347,3 @@ def _placed(rows: pa.Table, topology: Topology, inputs: list[Input]) -> pa.Table
     by_rank = pa.array([h if isinstance(h, str) else None for h in hosts], pa.string()).take(pa.array(index, mask=~inside))
     filled = pa.compute.coalesce(out.column("host").cast(pa.string()), by_rank).cast(pa.string()).combine_chunks().dictionary_encode()
     return out.set_column(out.schema.get_field_index("host"), out.schema.field("host"), filled.cast(WORD))
-
-
-def _labelled(here: pa.Table, topology: Topology, *, mpi: bool) -> pa.ChunkedArray:
-    """The rank column, filled from `local 3` and `task 3` where these can be told.
-
-    A local rank is the global one on a single host; with the launcher's map it is host and local rank together. A task is a rank
-    where there are as many tasks as ranks; one task may also be a whole node's launcher. mpi: the tasks are mpirun's, and are
-    ranks also where few of them say anything, if nobody else starts processes.
-    """
-    rank, label = here.column("rank"), here.column("label")
-    labels = [w for w in pa.compute.unique(label.cast(pa.string())).to_pylist() if w]
-    world = topology.world_size
-    if not labels or not world:
-        return rank
-    tasks = {w: int(w[5:]) for w in labels if w.startswith("task ") and w[5:].isdecimal()}
-    named = {number for w in labels if w.startswith("task ") for number in _numbers(w[5:], world)}
-    locals_ = {w: int(w[6:]) for w in labels if w.startswith("local ") and w[6:].isdecimal()}
-    known: dict[str, int] = {}
-    if named == set(range(world)) or (mpi and tasks and max(named) < world and _is_only_launcher(here, tasks)):
-        known |= tasks
-    if locals_ and max(locals_.values()) + 1 == world:
-        known |= locals_
-    if not known:
-        return rank
-    words = pa.array(list(known), pa.string())
-    numbers = pa.array(list(known.values()), pa.int32())
-    found = numbers.take(pa.compute.index_in(label.cast(pa.string()), words))
-    return pa.compute.coalesce(rank, found)
-
-
-_STARTS_OTHERS = frozenset({"spawned", "node", "torchrun", "restart", "child-failed"})
-
-
-def _is_only_launcher(here: pa.Table, tasks: dict[str, int]) -> bool:
-    """Whether no launcher within a task starts processes, and no error of a task names another rank than its own."""
-    names = pa.compute.unique(here.column("name").cast(pa.string())).to_pylist()
-    if not _STARTS_OTHERS.isdisjoint(names):
-        return False
-    errors = frame(here, ("error",), ("rank", "label")).dropna()
-    numbers = errors["label"].map(tasks)
-    return bool((numbers.isna() | (numbers == errors["rank"])).all())
-
-
-def _numbers(listed: str, most: int) -> set[int]:
-    """The tasks of `0-1,3`, as srun lists those that ended alike; empty where it is no such list or has more than *most*."""
-    found: set[int] = set()
-    for part in listed.strip("[]").split(","):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()) or len(first) > 9 or len(last) > 9 or int(last or first) - int(first) > most:
-            return set()
-        found |= set(range(int(first), int(last or first) + 1))
-    return found

@@ -40,9 +40,9 @@ def gpu_oom_plain(case: Case) -> Iterator[Advice]:
 @kind(
     "ray-memory",
     category="host.oom",
-    pattern=r"ray\.exceptions\.OutOfMemoryError|[Kk]illed due to the node running low on memory",
+    pattern=r"ray\.exceptions\.OutOfMemoryError|[Kk]illed due to the node running low on memory|^Memory on the node \(IP: ",
     says="was killed by Ray because its node ran low on memory",
-    rows=("python-exception", "bare-exception", "level"),
+    rows=("python-exception", "bare-exception", "level", "ray-killed"),
     first=9,
 )
 def ray_memory(case: Case) -> Iterator[Advice]:
