@@ -119,6 +119,51 @@ def test_members_of_a_group_that_is_not_the_default_one_are_not_guessed() -> Non
     assert hung([*topology_map(1, 4), *alive(0, 1, 2, 3), watchdog(0, group="3"), watchdog(1, group="3"), watchdog(3, group="3")]).ranks == ()
 
 
+def told(rank: int, enqueued: int, completed: int) -> list[Row]:
+    """How far a rank was when the call of another one timed out."""
+    words = f"Received a dump signal due to a collective timeout from  rank 0. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}."
+    row: Row = {"kind": "error", "rank": rank, "group": DEFAULT, "text": words}
+    return [row | {"name": "nccl-enqueued", "value": float(enqueued)}, row | {"name": "nccl-completed", "value": float(completed)}]
+
+
+def test_who_has_nothing_open_while_all_others_wait() -> None:
+    rows = [*topology_map(4), *alive(0, 1, 2, 3), watchdog(0, op="COALESCED", group="7"), *told(1, 2102, 2100), *told(2, 2102, 2101)]
+    found = hung([*rows, *told(3, 2041, 2041)])
+    assert (found.ranks, found.why) == ((3,), "it has nothing open, and all other ranks wait in a call")
+    assert hung([*rows, *told(3, 2103, 2102)]).ranks == ()
+    assert hung(rows).ranks == ()  # nothing is known of rank 3
+    assert hung([*rows[:-2], *told(2, 2102, 2102), *told(3, 2041, 2041)]).ranks == ()  # two of four
+
+
+def test_who_tells_of_anothers_timeout_has_none() -> None:
+    rows = [*topology_map(4), *alive(0, 1, 2, 3), *(watchdog(r, op="RECV", group=DEFAULT) for r in range(3)), *told(3, 5279, 5279)]
+    assert hung(rows).ranks == (3,)
+
+
+def spawned(rank: int, pid: int) -> Row:
+    return {"kind": "process", "name": "spawned", "rank": rank, "value": float(pid), "line": rank + 1}
+
+
+def test_who_left_with_0_before_the_others_timed_out() -> None:
+    left: Row = {"kind": "end", "name": "exit-success", "value": 103.0, "line": 40}
+    rows = [*topology_map(4), *(spawned(r, 100 + r) for r in range(4)), *(watchdog(r, group=f"g{r}") | {"line": 50 + r} for r in range(3))]
+    found = hung([*rows, left])
+    assert (found.ranks, found.evidence[0][1]) == ((3,), 40)
+    assert hung([*rows, left | {"line": 60}]).ranks == ()  # when all is over
+    assert hung([*rows, left | {"value": 999.0}]).ranks == ()  # whoever that is
+    named = hung(
+        [*topology_map(1, 4), *alive(0, 1, 2, 3), *(spawned(r, 100 + r) for r in range(4)), *(watchdog(r) | {"line": 50 + r} for r in range(3)), left]
+    )
+    assert named.why == "all other members of the group complain; it had left with exit code 0"
+
+
+def test_ranks_of_one_stream_of_which_some_have_a_host() -> None:
+    """The table of a torchrun agent gives two of eight ranks a host: the others write into the same stream."""
+    rows = [*topology_map(8), *(watchdog(r, op="RECV", group=f"{r}") for r in range(7))]
+    ends: list[Row] = [{"kind": "end", "name": "child-failed", "rank": r, "host": "node-a", "value": -6.0, "text": "x"} for r in (2, 4)]
+    assert hung([*rows, *ends]).ranks == (7,)
+
+
 def test_all_in_a_send_or_receive_miss_nobody() -> None:
     found = hung([*topology_map(4), *(watchdog(rank, op="RECV" if rank else "SEND", group=f"{rank}") for rank in range(4))])
     assert (found.ranks, found.arrived) == ((), True)

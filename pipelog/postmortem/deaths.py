@@ -204,7 +204,7 @@ def _verdict(
         hang_ns=hang.begin_ns if hang is not None and hung else None,
         step=_last_step(work),
         phase=_phase(placed, work, first),
-        evidence=_evidence(roles, lines, ending),
+        evidence=_evidence(roles, lines, ending, hang.evidence if hang is not None and hung else ()),
         consequences=consequences_of(roles),
         missing=missing,
         advice=tuple(kind.advice(case)),
@@ -301,9 +301,9 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
     return int(times[-1]), f"; no step was made in the {seconds(gap)} before"
 
 
-def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending) -> tuple[Evidence, ...]:
-    """The first lines of those that show it, and the launcher's or scheduler's word for the end."""
-    out: dict[tuple[str, int], Evidence] = {}
+def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
+    """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
+    out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before[:2]}
     for place in lines[:4]:
         row = roles.loc[place]
         out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))

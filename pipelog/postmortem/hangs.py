@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import pyarrow as pa
@@ -12,7 +12,7 @@ from pipelog._text import count, listed
 from pipelog.findings import Confidence
 from pipelog.postmortem.flights import Flights
 from pipelog.postmortem.kinds import Role
-from pipelog.postmortem.neighbours import towards
+from pipelog.postmortem.neighbours import left_before, towards
 from pipelog.postmortem.silence import Silence
 from pipelog.postmortem.stacks import Stacks
 from pipelog.tables import frame, table
@@ -59,14 +59,21 @@ def heard(placed: pa.Table, topology: Topology) -> frozenset[int]:
     for file in mixed[mixed > 1].index:
         hosts = {h for h in known.loc[known["file"] == file, "host"] if isinstance(h, str)}
         if len(topology.ranks):
-            everywhere = topology.ranks["host"].isna().all() or not hosts
+            most = 2 * known.loc[known["file"] == file, "rank"].nunique() > len(topology.ranks)  # more than one host of two could be
+            everywhere = topology.ranks["host"].isna().all() or not hosts or most
             out |= set(topology.ranks["rank"] if everywhere else topology.ranks.loc[topology.ranks["host"].isin(hosts), "rank"])
     return frozenset(int(r) for r in out)
 
 
-@table("hang", needs=("errors", "heard", "topology", "flights", "stacks", "silence"))
+@table("hang", needs=("errors", "heard", "placed", "topology", "flights", "stacks", "silence"))
 def hang(
-    errors: pd.DataFrame, heard: frozenset[int], topology: Topology, flights: Flights | None, stacks: Stacks | None, silence: Silence | None
+    errors: pd.DataFrame,
+    heard: frozenset[int],
+    placed: pa.Table,
+    topology: Topology,
+    flights: Flights | None,
+    stacks: Stacks | None,
+    silence: Silence | None,
 ) -> Hang | None:
     """Who is waited for in the attempt; None where nobody waits.
 
@@ -91,12 +98,27 @@ def hang(
             _by_call(errors, waits, topology, begin)
             or _by_pipeline(waits, heard, topology, begin)
             or _by_group(errors, waits, heard, topology, begin)
+            or _idle(errors, waits, topology, begin)
             or Hang((), "", None, begin, lines)
         )
+        found = _gone(found, left_before(placed, waits), topology)
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
         return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence)
     if found is None and silence is not None:
         return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
+    return found
+
+
+def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> Hang:
+    """The hang, with the line that shows where those who are waited for had left with exit code 0 before; where nobody is named, they are."""
+    world = len(topology.ranks)
+    if not found.ranks and not found.arrived and 0 < len(left) <= world / _FEW:
+        it = "it" if len(left) == 1 else "they"
+        why = f"{it} left with exit code 0 before the calls of the others timed out"
+        return replace(found, ranks=tuple(sorted(left)), why=why, arrived=False, evidence=tuple(left.values()))
+    if found.ranks and left.keys() >= set(found.ranks):
+        why = f"{found.why}; {'it' if len(found.ranks) == 1 else 'they'} had left with exit code 0"
+        return replace(found, why=why, evidence=tuple(left[r] for r in found.ranks))
     return found
 
 
@@ -196,17 +218,43 @@ def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
             same = len(called) == 1 and mine["value"].min() == mine["value"].max()
             why = "all members are in the same call: nobody is missing" if same else "the ranks are in different calls"
             return Hang((), why, True if same else None, begin, lines)
-        missing = members - set(waits["rank"].dropna().astype(int))
+        missing = members - _complaining(waits)
         if missing and len(missing) <= len(members) / 2 and missing <= heard:
             return Hang(tuple(sorted(missing)), "all other members of the group complain", False, begin, lines)
     p2p = calls[calls["stream"].isin(_P2P)]
     world = set(topology.ranks["rank"].astype(int)) if len(topology.ranks) else set()
-    missing = world - set(waits["rank"].dropna().astype(int))
+    missing = world - _complaining(waits)
     if len(p2p) and world and not missing:
         return Hang((), "every rank waits in a send or receive: nobody is missing", True, begin, tuple(p2p.index))
     if len(p2p) and missing and len(missing) <= len(world) / _FEW and missing <= heard:
         return Hang(tuple(sorted(missing)), "all other ranks complain of a wait", False, begin, tuple(p2p.index))
     return None
+
+
+def _complaining(waits: pd.DataFrame) -> set[int]:
+    """Ranks whose own call timed out, not those that only say how far they were when another one's did."""
+    told = waits["text"].str.contains("dump signal", regex=False)
+    return set(waits.loc[~told.astype(bool), "rank"].dropna().astype(int))
+
+
+def _idle(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begin: int | None) -> Hang | None:
+    """Ranks that have completed all they enqueued, while each other rank waits in a call: they do not come to the next one.
+
+    Where a timeout was seen, each rank prints how far it is ("Received a dump signal … Last enqueued NCCL work: 2102, last completed NCCL work: 2100").
+    """
+    work = errors[errors["name"].isin(["nccl-enqueued", "nccl-completed"])].dropna(subset=["rank", "value"])
+    last = work.assign(group=work["group"].fillna("")).pivot_table("value", ["rank", "group"], "name", aggfunc="max")
+    if not {"nccl-enqueued", "nccl-completed"} <= set(last.columns):
+        return None
+    waiting = last["nccl-enqueued"] > last["nccl-completed"]
+    busy = {int(r) for r in last.index.get_level_values("rank")[waiting]} | _complaining(waits)
+    idle = {int(r) for r in last.index.get_level_values("rank")} - busy
+    world = set(topology.ranks["rank"].astype(int)) if len(topology.ranks) else set()
+    if not idle or busy | idle != world or len(idle) > len(world) / _FEW:
+        return None
+    mine = work[work["rank"].isin(idle)].index
+    it = "it has" if len(idle) == 1 else "they have"
+    return Hang(tuple(sorted(idle)), f"{it} nothing open, and all other ranks wait in a call", False, begin, (*mine[:1], *waits.index))
 
 
 def _behind(errors: pd.DataFrame, group: str) -> set[int]:

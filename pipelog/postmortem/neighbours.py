@@ -1,4 +1,4 @@
-"""Who waits for whom along a pipeline, and which rank a local rank on a host is."""
+"""Who waits for whom along a pipeline, which rank a local rank on a host is, and who left before the others."""
 
 from __future__ import annotations
 
@@ -41,3 +41,28 @@ def local_ranks(placed: pa.Table) -> dict[tuple[str | None, str], int]:
         for h, w, r in zip(places["host"], places["label"], places["rank"], strict=True)
         if isinstance(w, str) and not pd.isna(r)
     }
+
+
+def left_before(placed: pa.Table, waits: pd.DataFrame) -> dict[int, tuple[str, int]]:
+    """Rank → (file, line) of the launcher's word that its process exited successfully, above the first of *waits* or before its time."""
+    local = local_ranks(placed)
+    rows = frame(placed, ("end", "process"), ("name", "rank", "host", "label", "value", "start_ns", "file", "line"))
+    rows = rows[rows["name"].isin(["spawned", "exit-success"]) & rows["value"].notna()]
+    first = waits.groupby("file")["line"].min()
+    begin = waits["at_ns"].min()
+    pids: dict[tuple[str | None, int], int] = {}
+    alone = len(set(rows.loc[rows["name"] == "spawned", "host"].dropna())) <= 1
+    left: dict[int, tuple[str, int]] = {}
+    for row in rows.itertuples(index=False):
+        host = row.host if isinstance(row.host, str) else None
+        if row.name == "spawned":
+            known = row.rank if not pd.isna(row.rank) else local.get((host, row.label))
+            if known is not None:
+                pids[None if alone else host, int(row.value)] = int(known)
+            continue
+        rank = row.rank if not pd.isna(row.rank) else pids.get((None if alone else host, int(row.value)))
+        above = row.file in first.index and row.line < first[row.file]
+        early = not pd.isna(begin) and not pd.isna(row.start_ns) and row.start_ns < begin and row.file not in first.index
+        if rank is not None and (above or early):
+            left[int(rank)] = (str(row.file), int(row.line))
+    return left
