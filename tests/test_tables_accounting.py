@@ -77,6 +77,25 @@ def test_a_run_that_failed_by_itself_failed_before_it_was_ended(state: str) -> N
     assert told([*STEPS, *traceback("AttributeError: no mean", rank=1)], sacct(f"4400 {state}")) == ("failed", "code")
 
 
+def test_a_step_that_ran_out_of_memory_explains_a_job_that_only_failed() -> None:
+    assert told(STEPS, sacct("4400 FAILED", "4400.batch FAILED", "4400.0 OUT_OF_ME+")) == ("failed", "host.oom")
+    assert told(STEPS, sacct("4400 TIMEOUT", "4400.batch CANCELLED", "4400.0 OUT_OF_ME+")) == LIMIT
+    assert told(STEPS, sacct("4400 COMPLETED", "4400.batch COMPLETED", "4401 OUT_OF_ME+", "4401.0 OUT_OF_ME+")) == NOTHING
+
+
+def test_what_is_said_before_the_steps_is_of_the_job_before() -> None:
+    death: Death = read({"train.log": [*sacct("4399 TIMEOUT"), *STEPS]})["death"]
+    assert (death.status, death.category) == NOTHING
+    death = read({"train.log": [*STEPS, *sacct("4399 TIMEOUT")]})["death"]
+    assert (death.status, death.category) == LIMIT
+
+
+def test_a_loader_that_the_kernel_killed_is_no_consequence_of_a_cancellation() -> None:
+    killed, ended = (traceback(f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {how}. ", rank=1) for how in ("Killed", "Terminated"))
+    assert told([*STEPS, *killed], sacct("4400 CANCELLED by 1034"))[0] == "failed"
+    assert told([*STEPS, *ended], sacct("4400 CANCELLED by 1034")) == CANCELLED
+
+
 def test_a_cancellation_that_the_accounting_explains() -> None:
     assert told([*STEPS, SCANCEL], sacct("4400 TIMEOUT")) == LIMIT
     assert told([*STEPS, SCANCEL], sacct("4400 CANCELLED by 1034")) == CANCELLED

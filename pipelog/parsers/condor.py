@@ -81,8 +81,8 @@ def _ended(what: str, line: int, words: str, details: list[tuple[int, str]]) -> 
         name = "batch-memory"
     elif _TIME.search(told):
         name = "batch-time-limit"
-    elif _BY_USER.search(f"{words} {told}") or (what == _ABORTED and not details):
+    elif _BY_USER.search(told):
         name = "batch-cancelled"
     else:
-        name = "batch-failed" if what == _HELD else "batch-killed"
+        name = "batch-failed" if what == _HELD else "batch-cancelled"  # what is removed by nobody is by a rule of the pool
     return {"name": name, "line": line, "text": text}

@@ -33,6 +33,7 @@ _ROW = re.compile(
     rf"^\s*{_JOB}(?P<step>\.[\w+]+)?[ |].*?(?<=[ |]){_STATE}(?=[ |]|$)(?:.*?(?<=[ |])(?P<code>\d{{1,3}}):(?P<signal>\d{{1,3}})(?=[ |]|$))?"
 )
 _TERM = 15
+_HIDDEN = ("job.listed", "batch-failed")
 _RULE = re.compile(r"^[-\s]+$")
 
 
@@ -40,7 +41,10 @@ _RULE = re.compile(r"^[-\s]+$")
 # 4400|pp-llama|gpu-a100|OUT_OF_ME+|0:125
 @block("slurm-sacct", mark="JobID", head=r"^\s*$", most=3000, whole=True)
 def sacct(found: Block) -> Iterator[Row]:
-    """Give the state of each job of the table, from its own row, or from its first step where it has none; of a job that was requeued the last."""
+    """Give the state of each job of the table, from its own row, or from its first step where it has none; of a job that was requeued the last.
+
+    A script may hide from Slurm that a step of it ran out of memory: then the job is FAILED or COMPLETED, and the step's row has it.
+    """
     if not re.match(r"JobID(?:Raw)?[ |].*\bState\b", found.first):
         return
     jobs: dict[str, tuple[bool, list[Row]]] = {}
@@ -51,6 +55,8 @@ def sacct(found: Block) -> Iterator[Row]:
                 break
             continue
         whole = match["step"] is None
+        if not whole and match["id"] in jobs and match["state"].startswith("OUT_OF_M") and jobs[match["id"]][1][-1].get("name") in _HIDDEN:
+            jobs[match["id"]] = (True, _rows(match["id"], match["state"], number, text.strip(), None, None))
         if whole or match["id"] not in jobs or not jobs[match["id"]][0]:
             jobs[match["id"]] = (whole, _rows(match["id"], match["state"], number, text.strip(), match["code"], match["signal"]))
     yield from (row for _, rows in jobs.values() for row in rows)

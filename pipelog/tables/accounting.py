@@ -43,4 +43,4 @@ def of_other_jobs(rows: pd.DataFrame, inputs: Iterable[Input], facts: pd.DataFra
 def _same(listed: set[str], own: set[str]) -> set[str]:
     """Ids of the table that are ours: a job array's task is `812345_7`, and its own lines may state either number."""
     exact = listed & own
-    return exact or {job for job in listed if re.split(r"[_+]", job)[0] in own}
+    return exact or {job for job in listed if re.split(r"[_+\[]", job)[0] in own}

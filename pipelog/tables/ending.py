@@ -73,7 +73,7 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
     order = {i.path: n for n, i in enumerate(inputs)}
     found = frame(
         rows,
-        ("end", "error", "process", "step", "iteration"),
+        ("end", "error", "process", "step", "iteration", "progress"),
         ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
@@ -88,9 +88,10 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     ends = rows[rows["kind"] == "end"]
     traces = rows[rows["kind"] == "error"]
     work = rows[rows["kind"].isin(["step", "iteration"])]
+    made = rows[rows["kind"].isin(["step", "iteration", "progress"])]
     uncaught = _after_work(traces, work, rows)
     own = _of_its_own(uncaught)
-    scheduler = _by_weight(_not_survived(ends[ends["name"].isin(_SCHEDULER)], work))
+    scheduler = _by_weight(_not_survived(ends[ends["name"].isin(_SCHEDULER)], made))
     failed = ["exit-code", "child-failed", "slurm-task", "k8s-failed"] + ([] if len(work) else ["slurm-launch-failed"])
     bad = ends[ends["name"].isin(failed) & ~(ends["value"] == 0)]
     done = ends[ends["name"] == "training-done"]
@@ -107,7 +108,7 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         if not failed_itself:
             status, category = _SCHEDULER[row["name"]]
             return _ending(number, status, row, category)
-    signals = ends[ends["name"] == "signal"]
+    signals = ends[(ends["name"] == "signal") & (ends["stream"] != ACCOUNTING)]
     if len(bad) and not len(done):
         stopped = len(uncaught) and not len(own)
         if stopped or (bad["value"].isin(_BY_SIGNAL).all() and not len(own)):
@@ -127,9 +128,10 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     planned = rows[(rows["kind"] == "iteration") & rows["value"].notna()]
     if len(planned) and (planned["step"] >= planned["value"]).any():
         return _ending(number, "completed", planned.iloc[-1])
-    noted = ends[ends["name"] == "batch-failed"]
+    noted = _not_survived(ends[(ends["stream"] == ACCOUNTING) & ends["name"].isin(["signal", "batch-failed"])], made)
     if len(noted):
-        return _ending(number, "failed", noted.iloc[-1])
+        row = noted.iloc[-1]
+        return _stopped(number, uncaught, noted, bad) if row["name"] == "signal" else _ending(number, "failed", row)
     return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
 
 
@@ -149,7 +151,8 @@ def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
         work.loc[(work["file"] == file) & (work["line"] > line), "step"].nunique()
         for file, line in zip(scheduler["file"], scheduler["line"], strict=True)
     ]
-    return scheduler[np.array(after) < _LONG_AFTER]
+    # an accounting in the job's own log, with work behind it, tells of the job before
+    return scheduler[np.array(after) < np.where(scheduler["stream"] == ACCOUNTING, 1, _LONG_AFTER)]
 
 
 def _by_weight(scheduler: pd.DataFrame) -> pd.DataFrame:
@@ -192,7 +195,9 @@ def _before(rows: pd.DataFrame, row: pd.Series) -> pd.DataFrame:
 
 
 _STEP, _JOB = re.compile(r"\*{3} STEP "), re.compile(r"\*{3} JOB ")
-_OF_A_PEER = re.compile(r"(?i)nccl|gloo|\bDist\w*Error|peer|Connection|Broken ?Pipe|timed out|worker\b.*\b(?:exited|died|killed)|by signal|SIGTERM")
+_OF_A_PEER = re.compile(
+    r"(?i)nccl|gloo|\bDist\w*Error|peer|Connection|Broken ?Pipe|timed out|worker\b.*\bexited unexpectedly|by signal: (?:Terminated|Interrupt|Hangup)|SIGTERM"
+)
 """Exceptions that are made where others are gone, or where a signal ends the processes that a rank has started."""
 
 

@@ -120,7 +120,7 @@ def config_check(case: Case) -> Iterator[Advice]:
     "arguments-check",
     category="config.other",
     pattern=r"^(?:AssertionError|ValueError|RuntimeError|NotImplementedError|[\w.]*Argument\w*Error)\b",
-    frame=r"(?m)^raised \S*?(?:arg(?:ument)?s?(?:_\w+)?\.py:\d+ \w*(?:validat|check|parse|verify)\w*|\w*config(?:uration)?\w*\.py:\d+ (?:__post_init__|\w*(?:validat|check|verify)\w*))$",
+    frame=r"(?m)^raised \S*?(?:arg(?:ument)?s?(?:_\w+)?\.py:\d+ \w*(?:validat|parse|verify|check_arg|check_conf)\w*|\w*config(?:uration)?\w*\.py:\d+ (?:__post_init__|\w*(?:validat|verify|check_arg|check_conf)\w*))$",
     says="was refused its arguments",
     rows=("python-exception",),
     job=True,
