@@ -107,7 +107,7 @@ def test_a_message_goes_to_the_neighbouring_stage(folder: str, count: list[int])
     """m messages a step and direction over each edge: peers of calls, found for every wait, and every one matched across ranks."""
     made = Tables(pipelog.read(TRACES / folder))
     for trace in made["host_traces"]:
-        peers = trace.peer[np.isin(trace.kind, ("send", "recv")) & (trace.window_of(trace.start) >= 0)]
+        peers = trace.peer[trace.kind.isin(("send", "recv")) & (trace.window_of(trace.start) >= 0)]
         assert set(peers.tolist()) == {r for r in (trace.rank - 1, trace.rank + 1) if 0 <= r < len(count)}
     messages = made["messages"]
     per = messages.groupby(["step", "source", "target"]).size()

@@ -117,8 +117,8 @@ _NO_ENDS: _Ends = {}
 
 def _ends(trace: HostTrace) -> _Ends:
     """Start and end of what comes after the phase: the optimizer, reductions, the broadcast of the loss."""
-    collective, broadcast = trace.kind == "collective", trace.name == "broadcast"
-    masks = {"optimizer": trace.kind == "optimizer_step", "reduce": collective & ~broadcast, "loss-broadcast": collective & broadcast}
+    collective, broadcast = np.asarray(trace.kind == "collective"), np.asarray(trace.name == "broadcast")
+    masks = {"optimizer": np.asarray(trace.kind == "optimizer_step"), "reduce": collective & ~broadcast, "loss-broadcast": collective & broadcast}
     return {part: (trace.start[mask], trace.end[mask]) for part, mask in masks.items()}
 
 

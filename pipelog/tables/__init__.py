@@ -108,7 +108,8 @@ def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
 
 def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:
     """Rows of these kinds as pandas, in order of file and line: words as strings, integers exact (Int64 where some are null, else int64)."""
-    rows = _in_order(of_kind(events, *kinds)).select(list(columns))
+    needed = events.select(list(dict.fromkeys((*columns, "kind", "file", "line"))))  # before rows are copied
+    rows = _in_order(of_kind(needed, *kinds)).select(list(columns))
     out: dict[str, Any] = {}
     for name in columns:
         column = rows.column(name)

@@ -137,9 +137,14 @@ def _matched(sends: pd.DataFrame, receives: pd.DataFrame) -> pd.DataFrame:
 
 def _of_host(trace: HostTrace) -> pd.DataFrame:
     """Gloo's waits: from the call to the end of the wait."""
-    places = np.flatnonzero(np.isin(trace.kind, ("send", "recv")))
+    places = np.flatnonzero(trace.kind.isin(("send", "recv")))
     call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
-    rows = {"window": trace.window_of(trace.start[places]), "sends": trace.kind[places] == "send", "peer": trace.peer[places], "call_ns": call}
+    rows = {
+        "window": trace.window_of(trace.start[places]),
+        "sends": np.asarray(trace.kind[places] == "send"),
+        "peer": trace.peer[places],
+        "call_ns": call,
+    }
     rows |= {"end_ns": trace.end[places], "gap_ns": _gap_before(trace, call), "bytes": trace.size[places], "line": trace.line[places]}
     found = pd.DataFrame(rows)
     return found[found["window"] >= 0]
@@ -161,7 +166,7 @@ def _of_device(trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
 
 def _gap_before(trace: HostTrace, calls: np.ndarray) -> np.ndarray:
     """Time since anything ended on the main thread before each call."""
-    use = trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "collective", "data_load"))
+    use = trace.main & trace.kind.isin(("cpu_op", "send", "recv", "collective", "data_load"))
     start, end = trace.start[use], np.maximum.accumulate(trace.end[use])
     before = np.searchsorted(start, calls, side="left") - 1
     return np.where(before >= 0, np.maximum(calls - end[np.maximum(before, 0)], 0), 0)

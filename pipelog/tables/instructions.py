@@ -41,6 +41,9 @@ _FRAMES = {
     "_exec_reduce_grads": "reduce_grads",
     "_exec_optimizer_step": "optimizer_step",
 }
+INSTRUCTION = pd.CategoricalDtype(pd.Index([*_CLASSES.values(), "send", "recv"], dtype=object))
+"""The column `instruction`: by name where the trace names it, `send` and `recv` where only the direction of a message is known."""
+_CODE = {word: code for code, word in enumerate(INSTRUCTION.categories)}
 _ANNOTATION = re.compile(r"(?<![A-Za-z])(" + "|".join(_CLASSES) + r")s?(?![a-z])")
 _PROLOGUE_NS = 500_000
 """Python of a pass outside its operators (module hooks, timers, the engine's own bookkeeping): 0.1 - 0.4 ms on the recorded runs."""
@@ -51,14 +54,14 @@ _NO_COMPUTE = frozenset({"aten::detach", "detach", "aten::clone", "aten::to", "a
 class HostTrace:
     """The host's rows of one trace, as arrays in order of start. windows: (step, start, end), step -1 where it has no number.
 
-    Where a rank has several files, the windows of its earlier ones stand before the own ones, empty: a window's number is the rank's.
+    kind and name are words of few different values, kept as numbers: `kind == "send"` and `kind.isin(…)` cost no string comparison. Where a rank has several files, the windows of its earlier ones stand before the own ones, empty: a window's number is the rank's.
     """
 
     file: str
     rank: int
     clock: str
-    kind: np.ndarray
-    name: np.ndarray
+    kind: pd.Categorical
+    name: pd.Categorical
     start: np.ndarray
     end: np.ndarray
     line: np.ndarray
@@ -86,6 +89,8 @@ _KINDS = (
     "cpu_op", "send", "recv", "collective", "comm_call", "frame", "annotation", "profiler_step", "optimizer_step", "data_load", "recompute",
 )  # fmt: skip
 
+_USED = ["file", "kind", "name", "stream", "clock", "device", "rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns", "value"]
+
 
 @table("host_traces", needs=("placed",))
 def host_traces(placed: pa.Table) -> list[HostTrace]:
@@ -94,33 +99,43 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
     A rank may have several files, one a cycle of the profiler's schedule. A copy of a file counts once. A folder may hold two runs: of
     windows of one step on one clock that do not overlap in time the latest counts, since no rank is a whole step ahead of another.
     """
-    rows = of_kind(placed, *_KINDS)
-    rows = rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("device").cast(pa.string()), "cpu"), False))
+    rows = of_kind(placed.select(_USED), *_KINDS)
+    rows = rows.filter(pa.array(np.asarray(_coded(rows.column("device")) == "cpu")))
     if not rows.num_rows:
         return []
-    arrays = {n: rows.column(n).cast(pa.string()).to_numpy(zero_copy_only=False) for n in ("file", "kind", "name", "stream", "clock")}
+    words = {n: _coded(rows.column(n)) for n in ("file", "kind", "name", "stream", "clock")}
     numbers = {
         n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy()
         for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")
     }
     value = pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()
+    order = np.lexsort((-numbers["dur_ns"], numbers["start_ns"], words["file"].codes))
+    order = order[numbers["rank"][order] >= 0]
+    file = words["file"].codes[order]
+    borders = np.flatnonzero(np.diff(file, prepend=-1, append=-1))
     out = []
-    for file in dict.fromkeys(arrays["file"]):
-        mine = np.flatnonzero((arrays["file"] == file) & (numbers["rank"] >= 0))
-        if not len(mine):
-            continue
-        mine = mine[np.lexsort((-numbers["dur_ns"][mine], numbers["start_ns"][mine]))]
-        kind, thread = arrays["kind"][mine], arrays["stream"][mine]
+    for mine in sorted((order[a:b] for a, b in itertools.pairwise(borders)), key=np.min):  # files as they come in the table
+        kind, thread = words["kind"][mine], words["stream"][mine]
         start = numbers["start_ns"][mine]
         end = start + numbers["dur_ns"][mine]
+        clock = words["clock"][mine[0]]
         out.append(
             HostTrace(
-                file, int(numbers["rank"][mine[0]]), str(arrays["clock"][mine[0]]), kind, arrays["name"][mine], start, end, numbers["line"][mine],
-                value[mine], numbers["peer"][mine], numbers["bytes"][mine], numbers["launch_ns"][mine], thread == _main_thread(kind, thread),
-                _windows(kind, start, end, value[mine]),
+                str(words["file"][mine[0]]), int(numbers["rank"][mine[0]]), clock if isinstance(clock, str) else "None", kind, words["name"][mine],
+                start, end, numbers["line"][mine], value[mine], numbers["peer"][mine], numbers["bytes"][mine], numbers["launch_ns"][mine],
+                _on_main(kind, thread), _windows(kind, start, end, value[mine]),
             )
         )  # fmt: skip
     return _apart(out)
+
+
+def _coded(column: pa.ChunkedArray) -> pd.Categorical:
+    """A column of words as numbers and the words once."""
+    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    whole = column.unify_dictionaries().combine_chunks()
+    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    codes = pa.compute.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)
+    return pd.Categorical.from_codes(codes, pd.Index(whole.dictionary.to_pylist(), dtype=object))
 
 
 def _apart(traces: list[HostTrace]) -> list[HostTrace]:
@@ -144,16 +159,16 @@ def _apart(traces: list[HostTrace]) -> list[HostTrace]:
     return [kept[t.file] for t in traces if t.file in kept]
 
 
-def _main_thread(kind: np.ndarray, thread: np.ndarray) -> str:
-    """The thread that calls train_batch: the one of ProfilerStep, else of the p2p calls, else the busiest."""
+def _on_main(kind: pd.Categorical, thread: pd.Categorical) -> np.ndarray:
+    """What the thread did that calls train_batch: the one of ProfilerStep, else of the p2p calls, else the busiest."""
     for wanted in ("profiler_step", "comm_call", "cpu_op"):
-        threads, counts = np.unique(thread[kind == wanted].astype(str), return_counts=True)
+        threads = thread.codes[np.asarray(kind == wanted) & (thread.codes >= 0)]
         if len(threads):
-            return str(threads[np.argmax(counts)])
-    return ""
+            return np.asarray(thread.codes == np.argmax(np.bincount(threads)))
+    return np.zeros(len(thread), bool)
 
 
-def _windows(kind: np.ndarray, start: np.ndarray, end: np.ndarray, value: np.ndarray) -> list[tuple[int, int, int]]:
+def _windows(kind: pd.Categorical, start: np.ndarray, end: np.ndarray, value: np.ndarray) -> list[tuple[int, int, int]]:
     marks = np.flatnonzero(kind == "profiler_step")
     if len(marks):  # ProfilerStep#N is DeepSpeed's step N + 1
         return [(int(value[i]) + 1, int(start[i]), int(end[i])) for i in marks]
@@ -174,78 +189,75 @@ def instructions(host_traces: list[HostTrace], device_traces: dict[str, DeviceTr
     In a trace with device work a pass is what the device does for it: from the first start to the last end of the kernels that were
     launched in it; messages are the device's too.
     """
-    parts = []
+    parts, sources = [], []
     for trace in host_traces:
-        for source in (_from_annotations, _from_frames, _from_operators):
-            found = source(trace)
+        for source, read in (("annotation", _from_annotations), ("stack", _from_frames), ("operators", _from_operators)):
+            found = read(trace)
             if found is None:
                 continue
             device = device_traces.get(trace.file)
             if device is not None and (device.group == COMPUTE).any():
                 found = _on_device(found, trace, device)
-            if {"forward", "backward"} <= set(found["instruction"]):
-                parts.append(found)
+            if {"forward", "backward"} <= set(found["instruction"].unique()):
+                parts.append((trace.file, found))
+                sources.append(source)
                 break
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS)
+    if not parts:
+        return pd.DataFrame(columns=COLUMNS)
+    of = np.repeat(np.arange(len(parts)), [len(found) for _, found in parts])
+    files = pd.Categorical.from_codes(of, pd.Index([file for file, _ in parts], dtype=object))  # words once, however many rows there are
+    return pd.concat([found for _, found in parts], ignore_index=True).assign(file=files, source=pd.Categorical(sources)[of])[COLUMNS]
 
 
 def _on_device(found: pd.DataFrame, trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
     """Passes and messages in the device's time; what the host does beside them (loads, the optimizer) is left out."""
-    passes = found[found["instruction"].isin(["forward", "backward"])]
+    passes = found[found["instruction"].isin(("forward", "backward"))]
     first, last = device.extents(passes["start_ns"].to_numpy(), passes["end_ns"].to_numpy())
     passes = passes.assign(start_ns=first, end_ns=last)[first >= 0]
     places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
     window = trace.window_of(device.launch[places])
     places, window = places[window >= 0], window[window >= 0]
+    ways = np.where(device.group[places] == SEND, _CODE["send"], _CODE["recv"]).astype(np.int8)
     messages = pd.DataFrame(
         {
-            "file": trace.file,
-            "rank": trace.rank,
             "window": window,
-            "step": [trace.windows[w][0] for w in window],
-            "instruction": np.where(device.group[places] == SEND, "send", "recv"),
+            "instruction": pd.Categorical.from_codes(ways, dtype=INSTRUCTION),
             "start_ns": device.start[places],
             "end_ns": device.end[places],
             "line": device.line[places],
-            "source": passes["source"].iloc[0] if len(passes) else "operators",
         }
     )
-    messages["micro_batch"] = messages.groupby(["window", "instruction"]).cumcount()
-    return pd.concat([passes[COLUMNS], messages[COLUMNS]], ignore_index=True).sort_values("start_ns", kind="stable")
+    return pd.concat([passes, _finished(messages, trace)], ignore_index=True).sort_values("start_ns", kind="stable")
 
 
-def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None], source: str) -> pd.DataFrame | None:
+def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None]) -> pd.DataFrame | None:
     """Rows of instructions that the trace names: those of a kind whose name *meaning* knows, micro-batches counted by kind within the step."""
     places = np.flatnonzero(trace.kind == kind)
-    codes, names = pd.factorize(trace.name[places])  # names are few, rows are many
-    words = [meaning(str(name)) for name in names]
-    known = np.array([word is not None for word in words], bool)[codes] if len(names) else np.zeros(0, bool)
+    names = trace.name[places].remove_unused_categories()  # few, where rows are many
+    code = np.array([_CODE.get(meaning(str(name)) or "", -1) for name in names.categories], np.int8)
+    codes = np.append(code, -1)[names.codes]  # the last for those without a name
     window = trace.window_of(trace.start[places])
-    known &= window >= 0
+    known = (codes >= 0) & (window >= 0)
     places, codes, window = places[known], codes[known], window[known]
-    instruction = np.array(words, object)[codes] if len(names) else np.zeros(0, object)
-    if not {"forward", "backward"} <= set(pd.unique(instruction)):
+    if not {_CODE["forward"], _CODE["backward"]} <= set(codes.tolist()):
         return None
     rows = pd.DataFrame(
         {
-            "file": trace.file,
-            "rank": trace.rank,
             "window": window,
-            "step": _steps(trace, window),
-            "instruction": instruction,
-            "micro_batch": _counted(window, pd.factorize(instruction)[0]),
+            "instruction": pd.Categorical.from_codes(codes, dtype=INSTRUCTION),
             "start_ns": trace.start[places],
             "end_ns": trace.end[places],
             "line": trace.line[places],
-            "source": source,
         }
     )
-    return rows[COLUMNS]
+    return _finished(rows, trace)
 
 
-def _steps(trace: HostTrace, window: np.ndarray) -> np.ndarray:
-    """Number of the step of each window, -1 where it has none."""
-    return np.asarray(np.array([w[0] for w in trace.windows], np.int64)[window])
+def _finished(rows: pd.DataFrame, trace: HostTrace) -> pd.DataFrame:
+    """With rank, step (-1 where it has no number) and micro_batch, which is counted by instruction within the step."""
+    window = rows["window"].to_numpy()
+    step = np.array([w[0] for w in trace.windows], np.int64)[window]
+    return rows.assign(rank=trace.rank, step=step, micro_batch=_counted(window, rows["instruction"].cat.codes.to_numpy()))
 
 
 def _counted(window: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -265,11 +277,11 @@ def _annotated(name: str) -> str | None:
 
 
 def _from_annotations(trace: HostTrace) -> pd.DataFrame | None:
-    return _named(trace, "annotation", _annotated, "annotation")
+    return _named(trace, "annotation", _annotated)
 
 
 def _from_frames(trace: HostTrace) -> pd.DataFrame | None:
-    return _named(trace, "frame", _FRAMES.get, "stack")
+    return _named(trace, "frame", _FRAMES.get)
 
 
 def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
@@ -280,12 +292,11 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     the first such operator, since DeepSpeed ends a receive and a load with one, and ends with the last operator.
     What lies between the end of the work before and the beginning of a forward pass of a stage that loads data is its load.
     """
-    backwards = (trace.kind == "cpu_op") & np.fromiter((str(n).startswith(BACKWARD) for n in trace.name), bool, len(trace.name))
-    calls = (trace.kind == "comm_call") & np.isin(trace.name, tuple(P2P_CALLS))
-    waits = np.isin(trace.kind, ("send", "recv"))
-    use = (
-        trace.main & np.isin(trace.kind, ("cpu_op", "send", "recv", "comm_call", "optimizer_step"))
-    ) | backwards  # autograd has a thread of its own
+    cpu = np.asarray(trace.kind == "cpu_op")
+    backwards = cpu & _names(trace, lambda name: name.startswith(BACKWARD))
+    calls = np.asarray(trace.kind == "comm_call") & _names(trace, P2P_CALLS.__contains__)
+    waits = trace.kind.isin(("send", "recv"))
+    use = (trace.main & (cpu | waits | trace.kind.isin(("comm_call", "optimizer_step")))) | backwards  # autograd has a thread of its own
     if (waits & trace.main).any():
         use &= ~calls  # gloo: the wait is the message; on a device the call is all that the host sees of it
     elif not calls.any():
@@ -293,36 +304,38 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     places = np.flatnonzero(use)
     window = trace.window_of(trace.start[places])
     places, window = places[window >= 0], window[window >= 0]
-    backward = backwards[places]
-    operator = trace.kind[places] == "cpu_op"
-    group = np.where(~operator, 0, np.where(backward, 2, 1))
-    inside = _in_optimizer(trace, places)
-    group[inside] = 0
-    edges = np.flatnonzero(np.concatenate(([True], (group[1:] != group[:-1]) | (window[1:] != window[:-1]) | (group[1:] == 0))))
-    rows: list[tuple[int, str, int, int, int]] = []
-    for begin, end in zip(edges, [*edges[1:], len(places)], strict=True):
-        kind = group[begin]
-        if kind == 0:
-            continue
-        run = places[begin:end]
-        if kind == 2:
-            rows.append((int(window[begin]), "backward", int(trace.start[run[0]]), int(trace.end[run].max()), int(trace.line[run[0]])))
-            continue
-        following = trace.sequence[places[end]] if end < len(places) and group[end] == 1 else -1.0
-        first = _forward_begins(trace, run, following)
-        if first is not None:
-            rows.append((int(window[begin]), "forward", int(trace.start[run[first]]), int(trace.end[run].max()), int(trace.line[run[first]])))
-    messages = places[np.isin(trace.kind[places], ("send", "recv"))]
-    for i in messages:
-        begin = trace.launch[i] if trace.launch[i] > 0 else trace.start[i]
-        rows.append((int(trace.window_of(trace.start[i : i + 1])[0]), str(trace.kind[i]), int(begin), int(trace.end[i]), int(trace.line[i])))
-    found = pd.DataFrame(rows, columns=["window", "instruction", "start_ns", "end_ns", "line"]).sort_values("start_ns", kind="stable")
-    if not {"forward", "backward"} <= set(found["instruction"]):
+    group = np.where(~cpu[places], 0, np.where(backwards[places], 2, 1))
+    group[_in_optimizer(trace, places)] = 0
+    edges = np.flatnonzero(np.concatenate(([True], (group[1:] != group[:-1]) | (window[1:] != window[:-1]) | (group[1:] == 0)))[: len(group)])
+    if not len(edges):
+        return None
+    first = np.where(group[edges] == 2, edges, _forward_begins(trace, places, group, edges))
+    ends = np.maximum.reduceat(trace.end[places], edges)
+    run = np.flatnonzero((group[edges] > 0) & (first >= 0))
+    at = places[first[run]]
+    sent = places[waits[places]]
+    begun = np.where(trace.launch[sent] > 0, trace.launch[sent], trace.start[sent])
+    passes = np.where(group[edges[run]] == 2, _CODE["backward"], _CODE["forward"])
+    ways = np.where(np.asarray(trace.kind[sent] == "send"), _CODE["send"], _CODE["recv"])
+    found = pd.DataFrame(
+        {
+            "window": np.concatenate((window[edges[run]], window[waits[places]])),
+            "instruction": pd.Categorical.from_codes(np.concatenate((passes, ways)).astype(np.int8), dtype=INSTRUCTION),
+            "start_ns": np.concatenate((trace.start[at], begun)),
+            "end_ns": np.concatenate((ends[run], trace.end[sent])),
+            "line": np.concatenate((trace.line[at], trace.line[sent])),
+        }
+    ).sort_values("start_ns", kind="stable")
+    if not {_CODE["forward"], _CODE["backward"]} <= set(passes.tolist()):
         return None
     _with_prologue(found)
-    found = found.assign(file=trace.file, rank=trace.rank, source="operators", step=[trace.windows[w][0] for w in found["window"]])
-    found["micro_batch"] = found.groupby(["window", "instruction"]).cumcount()
-    return found[COLUMNS]
+    return _finished(found, trace)
+
+
+def _names(trace: HostTrace, wanted: Callable[[str], bool]) -> np.ndarray:
+    """Where the name is wanted; each name is asked about once."""
+    good = np.array([*(wanted(str(name)) for name in trace.name.categories), False], bool)
+    return np.asarray(good[trace.name.codes])
 
 
 def _with_prologue(found: pd.DataFrame) -> None:
@@ -350,20 +363,19 @@ def _in_optimizer(trace: HostTrace, places: np.ndarray) -> np.ndarray:
     return np.asarray((at >= 0) & (trace.start[places] < ends[np.maximum(at, 0)]))
 
 
-def _forward_begins(trace: HostTrace, run: np.ndarray, following: float) -> int | None:
-    """Place in *run* where the forward pass begins, None where the run is no forward pass."""
-    sequence = trace.sequence[run]
-    after = np.append(sequence[1:], following if following >= 0 else sequence[-1])
-    rises = np.flatnonzero((sequence >= 0) & (after > sequence))
-    names = trace.name[run]
-    if len(rises):
-        first = int(rises[0])
-    elif not trace.sequenced:  # no sequence numbers in this trace: the first operator that computes
-        computing = [i for i, n in enumerate(names) if str(n) not in _NO_COMPUTE]
-        if not computing:
-            return None
-        first = computing[0]
-    else:
-        return None
-    detached = [i for i in range(first) if str(names[i]) in ("aten::detach", "detach")]
-    return detached[-1] + 1 if detached else 0
+def _forward_begins(trace: HostTrace, places: np.ndarray, group: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """For each run of operators from one of *edges* to the next, where in *places* the forward pass begins; -1 where the run is none."""
+    numbers, count = np.arange(len(places)), len(places)
+    sequence = trace.sequence[places]
+    last = np.append(edges[1:], count) - 1  # of each run
+    after = np.append(sequence[1:], -1.0)
+    beyond = np.append(last[:-1] + 1, count - 1)
+    goes_on = (last + 1 < count) & (group[beyond] == 1) & (sequence[beyond] >= 0)
+    after[last] = np.where(goes_on, sequence[beyond], sequence[last])
+    works = (sequence >= 0) & (after > sequence)
+    if not trace.sequenced:  # no sequence numbers in this trace: the first operator that computes
+        works = ~_names(trace, _NO_COMPUTE.__contains__)[places]
+    first = np.minimum.reduceat(np.where(works & (group == 1), numbers, count), edges)
+    detached = np.maximum.accumulate(np.where(_names(trace, {"aten::detach", "detach"}.__contains__)[places], numbers, -1))
+    before = np.where(first > 0, detached[np.minimum(np.maximum(first - 1, 0), count - 1)], -1)
+    return np.where(first <= last, np.maximum(before + 1, edges), -1)

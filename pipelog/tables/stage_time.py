@@ -49,7 +49,7 @@ def _check(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], 
     for trace in host_traces:
         here = stage_of.get(trace.rank)
         device = device_traces.get(trace.file)
-        peers = trace.peer[np.isin(trace.kind, ("send", "recv"))]
+        peers = trace.peer[trace.kind.isin(("send", "recv"))]
         peers = peers if device is None else np.concatenate((peers, device.peer[np.isin(device.group, (SEND, RECEIVE))]))
         for peer in np.unique(peers[peers >= 0]).tolist():
             there = stage_of.get(peer)

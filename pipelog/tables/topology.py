@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.events import WORD, Input
-from pipelog.tables import frame, table
+from pipelog.tables import frame, of_kind, table
 from pipelog.tables.labels import ranks_of_writers
 
 
@@ -167,14 +167,19 @@ def _from_messages(here: pa.Table) -> dict[int, int]:
     """Rank → stage from who receives from whom first in a step (traces alone): stage 0 sends before it receives, every other stage
     first receives from the one before it. Empty where a rank of a chain was not recorded.
     """
-    rows = frame(here, ("send", "recv", "profiler_step"), ("kind", "rank", "peer", "start_ns", "launch_ns")).dropna(subset=["rank"])
-    begin = rows[rows["kind"] == "profiler_step"].groupby("rank")["start_ns"].min()
-    messages = rows[(rows["kind"] != "profiler_step") & rows["peer"].notna()]
-    at = messages["launch_ns"].fillna(messages["start_ns"])
-    messages = messages.assign(at=at)[at >= messages["rank"].map(begin).fillna(0)]
-    if not len(messages):
+    rows = of_kind(here.select(["kind", "rank", "peer", "start_ns", "launch_ns"]), "send", "recv", "profiler_step")
+    began = pa.compute.equal(rows.column("kind").cast(pa.string()), "profiler_step").to_numpy()
+    rank, peer = (pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("rank", "peer"))
+    at = pa.compute.coalesce(rows.column("launch_ns"), rows.column("start_ns"), pa.scalar(0, pa.int64())).to_numpy()
+    begin = np.full(int(rank.max(initial=-1)) + 2, np.iinfo(np.int64).max)  # the last for those without a rank
+    np.minimum.at(begin, rank[began], at[began])
+    begin = np.where(begin == np.iinfo(np.int64).max, np.iinfo(np.int64).min, begin)
+    places = np.flatnonzero(~began & (rank >= 0) & (peer >= 0) & (at >= begin[rank]))
+    if not len(places):
         return {}
-    first = messages.loc[messages.groupby("rank")["at"].idxmin()]
+    firsts = places[pd.Series(at[places]).groupby(rank[places]).idxmin().to_numpy()]
+    kinds = rows.column("kind").cast(pa.string()).take(pa.array(firsts)).to_pylist()
+    first = pd.DataFrame({"rank": rank[firsts], "peer": peer[firsts], "kind": kinds})
     before = {int(r): int(p) for r, p, k in zip(first["rank"], first["peer"], first["kind"], strict=True) if k == "recv"}
     stage_of = {int(r): 0 for r, k in zip(first["rank"], first["kind"], strict=True) if k == "send"}
     for rank in before:
@@ -277,13 +282,11 @@ _NAMELESS = frozenset({"localhost", "127.0.0.1"})
 
 def _hosts(here: pa.Table) -> dict[int, str]:
     """Host of each rank as prefixes and traces say, on lines of its own: a topology is printed by one rank for all."""
-    both = here.filter(pa.compute.and_(pa.compute.is_valid(here.column("rank")), pa.compute.is_valid(here.column("host"))))
-    both = both.filter(pa.compute.invert(pa.compute.fill_null(pa.compute.equal(both.column("kind").cast(pa.string()), "place"), False))).select(
-        ["rank", "host"]
-    )
-    if not both.num_rows:
+    counted = here.select(["rank", "host", "kind"]).group_by(["rank", "host", "kind"]).aggregate([([], "count_all")]).to_pandas()
+    counted = counted[counted["rank"].notna() & counted["host"].notna() & (counted["kind"] != "place")]
+    if not len(counted):
         return {}
-    pairs = both.group_by(["rank", "host"]).aggregate([([], "count_all")]).to_pylist()
+    pairs = counted.groupby(["rank", "host"], observed=True)["count_all"].sum().reset_index().to_dict("records")
     pairs.sort(key=lambda p: (p["host"] not in _NAMELESS, p["count_all"]))
     started = frame(here, ("process",), ("name", "rank", "host")).query("name == 'worker'").dropna()
     listed = {int(r): str(h) for r, h in zip(started["rank"], started["host"], strict=True)}  # by the launcher: the best source
