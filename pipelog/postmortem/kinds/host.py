@@ -241,6 +241,25 @@ def terminated(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "left-with-state",
+    category="unknown",
+    pattern=r"(?s)^(?!.*\ncode -)",
+    says="is listed as failed",
+    rows=("batch-failed",),
+    job=True,
+    known=False,
+    strength=Strength.WORD,
+    first=24,
+    missing=("the standard error of the processes: what they said before the job was over",),
+)
+def left_with_state(case: Case) -> Iterator[Advice]:
+    """An accounting, a controller or a service has the job as failed, perhaps with the code that its script left with; the job's own lines say nothing."""
+    yield Advice(
+        "find the standard error of the ranks (launcher's per-rank logs, torchrun --log-dir, the service's log stream), and analyze it together with this"
+    )
+
+
+@kind(
     "left-with-own-code",
     category="unknown",
     pattern=r"(?m)^code (?P<code>[2-9]|[1-9]\d+)$",
