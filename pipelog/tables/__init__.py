@@ -6,6 +6,7 @@ A table is a function of other tables, named once, with its formula in the docst
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,22 @@ def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
     codes = [i for i, word in enumerate(column.dictionary.to_pylist()) if word in kinds]
     mask = np.isin(column.indices.to_numpy(zero_copy_only=False), codes)
     return events.filter(pa.array(mask))
+
+
+def coded(column: pa.ChunkedArray) -> pd.Categorical:
+    """A column of words as numbers, and the words once: to compare it costs no strings."""
+    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    whole = column.unify_dictionaries().combine_chunks()
+    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    codes = pa.compute.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)
+    return pd.Categorical.from_codes(codes, pd.Index(whole.dictionary.to_pylist(), dtype=object))
+
+
+def grouped(codes: np.ndarray, places: np.ndarray, keys: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """*places* by their code, in one pass however many there are: codes as they first come, within one by *keys*, the last of which counts first."""
+    order = places[np.lexsort((*(key[places] for key in keys), codes[places]))]
+    borders = np.flatnonzero(np.concatenate(([True], np.diff(codes[order]) != 0, [True]))) if len(order) else np.zeros(0, np.int64)
+    return sorted((order[a:b] for a, b in itertools.pairwise(borders.tolist())), key=np.min)
 
 
 def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:

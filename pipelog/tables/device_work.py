@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelog.tables import of_kind, table
+from pipelog.tables import coded, grouped, of_kind, table
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 0, 1, 2, 3
 _GROUPS = {"kernel": COMPUTE, "send": SEND, "recv": RECEIVE, "collective": COLLECTIVE, "p2p": COLLECTIVE}
@@ -48,23 +48,30 @@ class DeviceTrace:
         return np.where(before >= 0, np.maximum(self.start[places] - reach[np.maximum(before, 0)], 0), 0)
 
 
+_USED = ["file", "kind", "device", "start_ns", "dur_ns", "launch_ns", "peer", "bytes", "line"]
+
+
 @table("device_traces", needs=("placed",))
 def device_traces(placed: pa.Table) -> dict[str, DeviceTrace]:
     """By file, for traces that hold device work; copies and fills are left out."""
-    rows = of_kind(placed, *_GROUPS)
-    rows = rows.filter(pa.compute.fill_null(pa.compute.starts_with(rows.column("device").cast(pa.string()), "gpu"), False))
+    rows = on_gpu(of_kind(placed.select(_USED), *_GROUPS))
     if not rows.num_rows:
         return {}
-    file = rows.column("file").cast(pa.string()).to_numpy(zero_copy_only=False)
-    kind = rows.column("kind").cast(pa.string()).to_numpy(zero_copy_only=False)
+    file, kind = coded(rows.column("file")), coded(rows.column("kind"))
     start = rows.column("start_ns").to_numpy()
     end = start + rows.column("dur_ns").to_numpy()
     launch = pa.compute.coalesce(rows.column("launch_ns"), rows.column("start_ns")).to_numpy()
     peer, size, line = (pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("peer", "bytes", "line"))
-    group = np.array([_GROUPS[k] for k in kind], np.int8)
+    group = np.array([_GROUPS.get(str(word), -1) for word in kind.categories], np.int8)[kind.codes]
     out = {}
-    for path in dict.fromkeys(file):
-        mine = np.flatnonzero(file == path)
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        out[str(path)] = DeviceTrace(str(path), group[mine], start[mine], end[mine], launch[mine], peer[mine], size[mine], line[mine])
+    for mine in grouped(file.codes, np.arange(len(start)), (start,)):
+        path = str(file[mine[0]])
+        out[path] = DeviceTrace(path, group[mine], start[mine], end[mine], launch[mine], peer[mine], size[mine], line[mine])
     return out
+
+
+def on_gpu(rows: pa.Table) -> pa.Table:
+    """The rows of devices that are no processor."""
+    device = coded(rows.column("device"))
+    gpu = np.array([*(str(word).startswith("gpu") for word in device.categories), False], bool)
+    return rows.filter(pa.array(gpu[device.codes]))

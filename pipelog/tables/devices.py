@@ -7,11 +7,15 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.events import Input
-from pipelog.tables import of_kind, overlap_ns, table, union_ns
+from pipelog.tables import coded, grouped, of_kind, overlap_ns, table, union_ns
+from pipelog.tables.device_work import on_gpu
 
 _COMPUTE = ("kernel",)
 _COMMUNICATION = ("collective", "send", "recv", "p2p")
 _MEMORY = ("memcpy", "memset")
+
+
+_USED = ["file", "kind", "device", "rank", "start_ns", "dur_ns"]
 
 
 @table("devices", needs=("here", "inputs"))
@@ -21,39 +25,35 @@ def devices(here: pa.Table, inputs: list[Input]) -> pd.DataFrame:
     Over the whole trace, in exact nanoseconds. busy is the union of all device work, the others those of their own kind, which
     overlap; kernels counts compute and communication kernels, not copies and fills.
     """
-    rows = of_kind(here, *_COMPUTE, *_COMMUNICATION, *_MEMORY)
-    device = rows.column("device").cast(pa.string())
-    rows = rows.filter(pa.compute.fill_null(pa.compute.starts_with(device, "gpu"), False))
+    rows = on_gpu(of_kind(here.select(_USED), *_COMPUTE, *_COMMUNICATION, *_MEMORY))
     names = {i.path: i.notes.get("device_name") for i in inputs if i.kind == "trace"}
     steps = _steps(here)
     if not rows.num_rows:
         return pd.DataFrame()
-    file = rows.column("file").cast(pa.string()).to_numpy(zero_copy_only=False)
-    device = rows.column("device").cast(pa.string()).to_numpy(zero_copy_only=False)
-    kind = rows.column("kind").cast(pa.string()).to_numpy(zero_copy_only=False)
+    file, device, kind = (coded(rows.column(name)) for name in ("file", "device", "kind"))
     start = rows.column("start_ns").to_numpy()
     end = start + rows.column("dur_ns").to_numpy()
-    rank = rows.column("rank").to_pylist()
+    rank = rows.column("rank")
+    is_a = {kinds: np.asarray(kind.isin(kinds)) for kinds in (_COMPUTE, _COMMUNICATION, _MEMORY)}
     out = []
-    for path in dict.fromkeys(file):
-        for unit in dict.fromkeys(device[file == path]):
-            mine = np.flatnonzero((file == path) & (device == unit))
-            compute, comm, memory = (mine[np.isin(kind[mine], kinds)] for kinds in (_COMPUTE, _COMMUNICATION, _MEMORY))
-            out.append(
-                {
-                    "file": path,
-                    "rank": rank[mine[0]],
-                    "device": names.get(path) or unit,
-                    "span_us": float(end[mine].max() - start[mine].min()) / 1e3,
-                    "busy_us": union_ns(start[mine], end[mine]) / 1e3,
-                    "compute_us": union_ns(start[compute], end[compute]) / 1e3,
-                    "comm_us": union_ns(start[comm], end[comm]) / 1e3,
-                    "memory_us": union_ns(start[memory], end[memory]) / 1e3,
-                    "comm_compute_overlap_us": overlap_ns((start[compute], end[compute]), (start[comm], end[comm])) / 1e3,
-                    "kernels": len(compute) + len(comm),
-                    "steps": steps.get(path, 0),
-                }
-            )
+    for mine in grouped(file.codes.astype(np.int64) * len(device.categories) + device.codes, np.arange(len(start)), ()):
+        path, unit = str(file[mine[0]]), str(device[mine[0]])
+        compute, comm, memory = (mine[mask[mine]] for mask in is_a.values())
+        out.append(
+            {
+                "file": path,
+                "rank": rank[int(mine[0])].as_py(),
+                "device": names.get(path) or unit,
+                "span_us": float(end[mine].max() - start[mine].min()) / 1e3,
+                "busy_us": union_ns(start[mine], end[mine]) / 1e3,
+                "compute_us": union_ns(start[compute], end[compute]) / 1e3,
+                "comm_us": union_ns(start[comm], end[comm]) / 1e3,
+                "memory_us": union_ns(start[memory], end[memory]) / 1e3,
+                "comm_compute_overlap_us": overlap_ns((start[compute], end[compute]), (start[comm], end[comm])) / 1e3,
+                "kernels": len(compute) + len(comm),
+                "steps": steps.get(path, 0),
+            }
+        )
     return pd.DataFrame(out)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.parsers.trace_host import BACKWARD, P2P_CALLS
-from pipelog.tables import of_kind, table
+from pipelog.tables import coded, grouped, of_kind, table
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 
 COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
@@ -100,21 +100,18 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
     windows of one step on one clock that do not overlap in time the latest counts, since no rank is a whole step ahead of another.
     """
     rows = of_kind(placed.select(_USED), *_KINDS)
-    rows = rows.filter(pa.array(np.asarray(_coded(rows.column("device")) == "cpu")))
+    rows = rows.filter(pa.array(np.asarray(coded(rows.column("device")) == "cpu")))
     if not rows.num_rows:
         return []
-    words = {n: _coded(rows.column(n)) for n in ("file", "kind", "name", "stream", "clock")}
+    words = {n: coded(rows.column(n)) for n in ("file", "kind", "name", "stream", "clock")}
     numbers = {
         n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy()
         for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")
     }
     value = pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()
-    order = np.lexsort((-numbers["dur_ns"], numbers["start_ns"], words["file"].codes))
-    order = order[numbers["rank"][order] >= 0]
-    file = words["file"].codes[order]
-    borders = np.flatnonzero(np.diff(file, prepend=-1, append=-1))
+    known = np.flatnonzero(numbers["rank"] >= 0)
     out = []
-    for mine in sorted((order[a:b] for a, b in itertools.pairwise(borders)), key=np.min):  # files as they come in the table
+    for mine in grouped(words["file"].codes, known, (-numbers["dur_ns"], numbers["start_ns"])):
         kind, thread = words["kind"][mine], words["stream"][mine]
         start = numbers["start_ns"][mine]
         end = start + numbers["dur_ns"][mine]
@@ -127,15 +124,6 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
             )
         )  # fmt: skip
     return _apart(out)
-
-
-def _coded(column: pa.ChunkedArray) -> pd.Categorical:
-    """A column of words as numbers and the words once."""
-    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    whole = column.unify_dictionaries().combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    codes = pa.compute.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)
-    return pd.Categorical.from_codes(codes, pd.Index(whole.dictionary.to_pylist(), dtype=object))
 
 
 def _apart(traces: list[HostTrace]) -> list[HostTrace]:
