@@ -67,6 +67,16 @@ def test_only_the_row_of_the_job_counts(name: str, log: list[str], rows: list[st
     assert told(log, sacct(*rows), name) == want
 
 
+def test_each_start_that_is_a_job_of_its_own_has_its_own_row() -> None:
+    """Two jobs one after the other: only the second is that of the last start."""
+    later = [line.replace("2025-02-10", "2025-02-11") for line in STEPS]
+    for rows, want in ((["4400 NODE_FAIL", "4410 TIMEOUT"], LIMIT), (["4400 NODE_FAIL", "4410 RUNNING"], NOTHING)):
+        death: Death = read(
+            {"slurm-4400.out": [SPAWNED, *STEPS], "slurm-4410.out": [SPAWNED.replace("10 09", "11 09"), *later], "sacct.txt": sacct(*rows)}
+        )["deaths"][-1]
+        assert (death.status, death.category) == want
+
+
 def test_a_run_that_came_to_its_end_did_so_whatever_became_of_the_job() -> None:
     assert told([SPAWNED, *STEPS, DONE], sacct("4400 CANCELLED by 0"))[0] == "completed"
     assert told([SPAWNED, *STEPS, DONE], sacct("4400 TIMEOUT"))[0] == "completed"

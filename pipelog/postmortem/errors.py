@@ -17,6 +17,7 @@ from pipelog.postmortem.neighbours import local_ranks
 from pipelog.registry import load
 from pipelog.tables import frame, table
 from pipelog.tables.accounting import of_other_jobs
+from pipelog.tables.attempts import Attempts
 from pipelog.tables.pods import of_other_pods
 from pipelog.tables.topology import Topology
 
@@ -60,8 +61,8 @@ class Frames:
     caught: str | None = None
 
 
-@table("errors", needs=("placed", "topology", "inputs"))
-def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.DataFrame:
+@table("errors", needs=("placed", "topology", "inputs", "attempts", "chosen"))
+def errors(placed: pa.Table, topology: Topology, inputs: list[Input], attempts: Attempts, chosen: int) -> pd.DataFrame:
     """One row a line: name, kind (of `postmortem.kinds`), category, role, strength, rank, stage, replica, host, label, at_ns, since_ns, until_ns, code, value,
     peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), text, own, pipe.
 
@@ -84,7 +85,8 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input]) -> pd.Data
     _whose(rows, placed, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
-    others = of_other_jobs(rows, inputs, frame(placed, ("fact",), ("name", "text")))
+    files = attempts.segments.loc[attempts.segments["attempt"] == chosen, "file"]
+    others = of_other_jobs(rows, files, frame(placed, ("fact",), ("name", "text")))
     rows.loc[of_other_pods(rows, inputs) | others | _of_other_units(rows, placed), "role"] = Role.BENIGN.value
     rows = _causes(rows, frames)
     return rows.sort_values(["order", "line"], kind="stable").reset_index(drop=True)

@@ -77,10 +77,14 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
         ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
-    found = found[~of_other_pods(found, inputs) & ~of_other_jobs(found, inputs, frame(rows, ("fact",), ("name", "text")))]
+    found = found[~of_other_pods(found, inputs)]
+    facts = frame(rows, ("fact",), ("name", "text", "attempt"))
     found["order"] = found["file"].map(order).fillna(0)
     found = found.sort_values(["order", "line"], kind="stable")
-    of = {int(n): mine for n, mine in found.dropna(subset=["attempt"]).groupby("attempt")}
+    of = {}
+    for n, mine in found.dropna(subset=["attempt"]).groupby("attempt"):
+        files = attempts.segments.loc[attempts.segments["attempt"] == n, "file"]
+        of[int(n)] = mine[~of_other_jobs(mine, files, facts[facts["attempt"] == n])]
     return [_of_attempt(n, of.get(n, found.iloc[:0]), last=n == attempts.count - 1) for n in range(attempts.count)]
 
 
