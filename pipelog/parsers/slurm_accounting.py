@@ -29,9 +29,9 @@ _STATES = {
 _FINE = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "REQUEUED", "RESIZING", "SUSPENDED", "REVOKED", "CONFIGURING")
 _STATE = rf"(?P<state>{'|'.join((*_STATES, *_FINE))}|OUT_OF_M[A-Z]{{1,4}})(?: by \d{{1,12}}| by \S{{0,20}}(?=\+))?\+?"
 _JOB = r"(?P<id>\d{1,12}(?:[_+]\d{1,7})?)"
-_ROW = re.compile(
-    rf"^\s*{_JOB}(?P<step>\.[\w+]+)?[ |].*?(?<=[ |]){_STATE}(?=[ |]|$)(?:.*?(?<=[ |])(?P<code>\d{{1,3}}):(?P<signal>\d{{1,3}})(?=[ |]|$))?"
-)
+_AFTER = rf"(?<=[ |,]){_STATE}(?=[ |,]|$)(?:.*?(?<=[ |,])(?P<code>\d{{1,3}}):(?P<signal>\d{{1,3}})(?=[ |,]|$))?"
+_ROW, _STATE_FIRST = (re.compile(rf"^\s*{_JOB}(?P<step>\.[\w+]+)?[ |,]{between}{_AFTER}") for between in (".*", ".*?"))
+"""The state stands behind the name of the job, which may be such a word, or before it."""
 _TERM = 15
 _HIDDEN = ("job.listed", "batch-failed")
 _RULE = re.compile(r"^[-\s]+$")
@@ -45,11 +45,13 @@ def sacct(found: Block) -> Iterator[Row]:
 
     A script may hide from Slurm that a step of it ran out of memory: then the job is FAILED or COMPLETED, and the step's row has it.
     """
-    if not re.match(r"JobID(?:Raw)?[ |].*\bState\b", found.first):
+    head = re.match(r"JobID(?:Raw)?[ |,](?P<name>.*\bJobName\b)?.*\bState\b", found.first)
+    if head is None:
         return
+    form = _STATE_FIRST if head["name"] is None else _ROW
     jobs: dict[str, tuple[bool, list[Row]]] = {}
     for number, text in found.lines():
-        match = _ROW.match(text)
+        match = form.match(text)
         if match is None:
             if number != found.line and not _RULE.match(text):
                 break
