@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from playwright.sync_api import Browser
 
 import pipelog
 from pipelog.detectors.pl101_high_bubble_ratio import high_bubble_ratio
+from pipelog.detectors.pl102_few_micro_batches import few_micro_batches
 from pipelog.replay.cited import cited
 from pipelog.replay.simulate import Costs
 from pipelog.replay.what_if import Change, WhatIf
@@ -24,6 +25,7 @@ from pipelog.reporters import markdown, text
 from pipelog.reporters._costs import costs
 from pipelog.reporters._pays import believed, lines, no_replay, pays
 from pipelog.reporters.html import render
+from pipelog.tables import Tables
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
 from pipelog.tables.topology import Topology
@@ -258,6 +260,34 @@ def test_advice_and_what_if_name_the_same_number() -> None:
             for gain in re.findall(r"([\d.]+) % (?:less|more) time per sample", expected):
                 assert any(f"{abs(c['gain']) * 100:.1f}" == gain for c in told.values()), expected
         assert not [a for a in advice if "ideal bubble" in (a["expected"] or "") and "halve" in a["action"]]
+
+
+@pytest.mark.parametrize(
+    ("run", "rule", "change"),
+    [
+        ("comm-stall-link-1-2", "PL401", "link 1-2 as the others"),
+        ("slow-dataloader", "PL105", "batches ready in time"),
+        ("dp2-pp2-slow-replica", "PL202", "replicas equal"),
+    ],
+)
+def test_a_cause_is_told_with_what_its_removal_would_give(run: str, rule: str, change: str) -> None:
+    predicted = next(c for c in metrics(run)["what_if"] if c["change"] == change)
+    (found,) = (f for f in json.loads(document(run))["findings"] if f["id"] == rule)
+    expected = found["advice"][0]["expected"]
+    assert expected.startswith(f"{change}, at best: ")
+    assert f"{predicted['gain'] * 100:.1f} % less time per sample" in expected
+
+
+@pytest.mark.parametrize(("halved", "plain", "said"), [(0.1, 0.2, "10.0 % less"), (-0.3, 0.2, "20.0 % less"), (None, 0.2, "")])
+def test_more_micro_batches_are_not_proposed_in_a_size_that_the_replay_speaks_against(halved: float | None, plain: float, said: str) -> None:
+    every = [replace(changed("now", 100e6, 0.0, 0.4), advised=False), changed("micro_batches=8", 160e6, plain, 0.3, samples=2.0)]
+    every += [changed("micro_batches=8, micro_batch_size=1", 100e6 * (1 - halved), halved, 0.3)] if halved is not None else []
+    (found,) = few_micro_batches(
+        Bubble(3 / 7), Topology(4, 4, 1, 1), Config(micro_batches=4, micro_batch_size=2), cast("Tables", Given(what_if=every))
+    )
+    expected = found.advice[0].expected or ""
+    assert ("global batch doubles" in expected) == (halved is not None and halved < 0)
+    assert said in expected.rpartition("; replayed: ")[2] if said else "replayed" not in expected
 
 
 class Given(dict[str, Any]):

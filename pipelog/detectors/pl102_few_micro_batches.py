@@ -39,13 +39,8 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
     source = config.said.get("micro_batches")
     evidence = tuple(Evidence(s.file, s.line) for s in (source, topology.said.get("pp")) if s is not None and s.file is not None)
     doubled = 2 * m  # one step over the limit is no goal, while a doubling is felt
-    change = f"double gradient_accumulation_steps ({m} → {doubled})"
-    micro = config.micro_batch_size
     more = f"; {percent(limit)} or less from {enough} on" if doubled < enough else ""
-    if micro and micro % 2 == 0:
-        price = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
-    else:
-        price = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
+    effect = f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * doubled + p - 1))}"
     ended = tables.get("deaths") if tables is not None else None
     yield Finding(
         "PL102",
@@ -54,21 +49,25 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
         Severity.INFO if ended and ended[-1].status in ("failed", "hung") else Severity.WARNING,
         Confidence.HIGH,
         evidence=evidence,
-        advice=(
-            Advice(
-                change,
-                f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * doubled + p - 1))}; {price}{more}{_replayed(doubled, tables)}",
-            ),
-        ),
+        advice=(_advice(m, doubled, config.micro_batch_size, effect, more, tables),),
         cost=bubble.ideal,
     )
 
 
+def _advice(m: int, doubled: int, micro: int | None, effect: str, more: str, tables: Tables | None) -> Advice:
+    """Twice as many micro-batches: of half the size at the same global batch, or of the same; whichever the replay does not speak against."""
+    same = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
+    replayed = cited(tables, f"micro_batches={doubled}") if tables is not None else None
+    if micro and micro % 2 == 0:
+        halved = cited(tables, f"micro_batches={doubled}, micro_batch_size={micro // 2}") if tables is not None else None
+        if halved is None or halved.gain > 0:
+            same = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
+            replayed = halved
+        else:
+            same += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {halved}"
+    said = f"; replayed: {replayed}" if replayed is not None else ""
+    return Advice(f"double gradient_accumulation_steps ({m} → {doubled})", f"{effect}; {same}{more}{said}")
+
+
 def _smaller(micro: int | None) -> str:
-    return f" (a micro-batch of {micro} cannot be halved)" if micro and micro > 1 else ""
-
-
-def _replayed(doubled: int, tables: Tables | None) -> str:
-    """What the replay predicts for that number; nothing where it did not look at it."""
-    found = cited(tables, f"micro_batches={doubled}") if tables is not None else None
-    return f"; replayed with the same micro-batch: {found}" if found is not None else ""
+    return f" (a micro-batch of {micro} cannot be halved)" if micro and micro > 1 and micro % 2 else ""

@@ -13,11 +13,13 @@ Thresholds: limit 0.10 (a tenth of the step on one stage).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 
 from pipelog._text import percent, seconds
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
+from pipelog.replay.cited import at_best
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.topology import Topology
 
@@ -37,7 +39,7 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
     passes = tables.get("passes") if (topology.pp or 0) > 1 else None
     loading = {0, (topology.pp or 1) - 1}
     if passes is not None and len(passes) and set(tables["stage_time"]["stage"]) & loading:
-        yield from _from_traces(passes, tables["stage_time"], limit)
+        yield from _from_traces(passes, tables, limit)
         return
     for name, column, whole, stage in (
         ("timers", "batch_input_ns", "iter_ns", 0),
@@ -52,7 +54,8 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
     raise CannotTell("nothing times the loading: the timer batch_input (wall_clock_breakdown), Megatron's batch-generator or a trace of rank 0 would")
 
 
-def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -> Iterator[Finding]:
+def _from_traces(passes: pd.DataFrame, tables: Tables, limit: float) -> Iterator[Finding]:
+    stage_time: pd.DataFrame = tables["stage_time"]
     loads = passes[passes["instruction"] == "forward"]
     each = loads.groupby(["step", "rank"]).agg(
         load_ns=("load_ns", "sum"), one_ns=("load_ns", "median"), file=("file", "first"), line=("line", "first")
@@ -80,7 +83,7 @@ def _from_traces(passes: pd.DataFrame, stage_time: pd.DataFrame, limit: float) -
         Confidence.MEDIUM if single and len(longest) == 1 else Confidence.HIGH,
         Where(ranks=tuple(sorted({int(r) for r in late["rank"]})), stages=stages, steps=(int(late["step"].min()), int(late["step"].max()))),
         cite(longest, by="load_ns") if single else cite(late, by="share"),
-        (_BETWEEN, *_ADVICE[1:]) if at_once else _ADVICE,
+        (replace(_BETWEEN if at_once else _ADVICE[0], expected=at_best(tables, "batches ready in time")), *_ADVICE[1:]),
         cost=float(worst["usual"]),
     )
 

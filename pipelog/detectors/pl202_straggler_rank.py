@@ -19,6 +19,7 @@ import pandas as pd
 
 from pipelog._text import percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
+from pipelog.replay.cited import at_best
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.balance import stragglers
 from pipelog.tables.topology import Topology
@@ -45,7 +46,12 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
             Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
             Where(ranks=(rank,), stages=(stage,), hosts=_host(topology, rank), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
             cite(late, by="ratio", says=_shows),
-            (Advice(f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow"),),
+            (
+                Advice(
+                    f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow",
+                    at_best(tables, "replicas equal") if straggler.from_start else None,  # what is replayed is the middle of the steps
+                ),
+            ),
             cost=straggler.lost,
         )
 

@@ -26,6 +26,7 @@ import pandas as pd
 
 from pipelog._text import count, listed, percent, seconds
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
+from pipelog.replay.cited import at_best
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.balance import stragglers
 from pipelog.tables.topology import Topology
@@ -132,19 +133,19 @@ def _links(links: pd.DataFrame, tables: Tables, topology: Topology, limit: float
             Confidence.LOW if ranks else Confidence.HIGH if ratio >= 0.5 else Confidence.MEDIUM,
             Where(links=((int(low), int(high)),), hosts=hosts if len(hosts) > 1 else (), steps=(int(worst["first_step"]), int(worst["last_step"]))),
             cite(mine, by="excess", says=_shows),
-            _advice(int(low), int(high), source, ranks, over_network=len(hosts) > 1 and _nccl(tables)),
+            _advice(tables, int(low), int(high), source, ranks, over_network=len(hosts) > 1 and _nccl(tables)),
             cost=float(both["cost"].sum()),
         )
 
 
-def _advice(low: int, high: int, source: int, slow: list[int], *, over_network: bool) -> tuple[Advice, ...]:
+def _advice(tables: Tables, low: int, high: int, source: int, slow: list[int], *, over_network: bool) -> tuple[Advice, ...]:
     """What to test: tools of NCCL and InfiniBand only where the link uses them."""
     if slow:
         return (Advice(f"see to rank {listed(slow)} first (straggler-rank), and record again: only what stays is the link's"),)
     host = Advice(f"look at what stage {source} does between its work and its send: host-to-device copies, locks, Python garbage collection")
     test = f"test the link between the hosts of stage {low} and {high} (ib_write_bw, nccl-tests sendrecv), and which interface NCCL chose"
     plain = f"time plain messages between the ranks of stage {low} and {high} outside the job, over the same backend"
-    return (Advice(test if over_network else plain), host)
+    return (Advice(test if over_network else plain, at_best(tables, f"link {low}-{high} as the others")), host)
 
 
 def _stragglers(tables: Tables) -> dict[int, int]:

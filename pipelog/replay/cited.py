@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelog._text import percent, seconds
-from pipelog.replay.what_if import WhatIf
+from pipelog.replay.what_if import LEAST_GAIN, WhatIf
 from pipelog.tables import Tables
 
 
@@ -48,3 +48,9 @@ def cited(tables: Tables, *names: str) -> Cited | None:
             if found.change.name == name or (name.endswith(("=", " ")) and found.change.name.startswith(name)):
                 return Cited(found, every[0])
     return None
+
+
+def at_best(tables: Tables, *names: str) -> str | None:
+    """What is gained where a cause is gone altogether, in words; None where that was not predicted, or is nothing."""
+    found = cited(tables, *names)
+    return f"{found.name}, at best: {found}" if found is not None and found.gain >= LEAST_GAIN else None
