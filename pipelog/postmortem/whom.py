@@ -15,6 +15,10 @@ from pipelog.tables.topology import Topology
 _ENDS_OF_ITS_OWN = frozenset({"cuda-async", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
 """What a process shows of a cause that another line names: a broken device, a kill by the kernel, an assertion on the GPU."""
 _MOST_NAMED = 4
+_LATE = frozenset({"dependency"})
+"""Kinds of the start that a single rank may meet later: a module that only some code asks for."""
+_OF_A_NODE = frozenset({"launcher-setup"})
+"""Kinds of the whole job that a single node may have: its driver, its container runtime."""
 
 
 def whom_of(
@@ -32,25 +36,44 @@ def whom_of(
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
         return Whom(ranks, stages_of(ranks, same, topology), hosts_of(ranks, same, topology) if ranks else (), why), lines
-    ranks, why = () if kind.job or kind.strength is Strength.ECHO else ranks_of(same), ""
+    job = kind.job and not _met_by_some(roles, same, kind, placed, topology)
+    ranks, why = () if job or kind.strength is Strength.ECHO else ranks_of(same), ""
     if kind.name == "rendezvous":
         ranks, why = _never_came(placed, topology)
-    elif not ranks and not kind.job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
+    elif not ranks and not job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
         echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
         ranks, complaining, shown = silent_targets(echoes, heard, topology)
         ranks = ranks or _only_silent(roles, complaining, heard, topology)
         why = _lost(ranks, complaining)
         lines += [place for place in shown or tuple(echoes.index) if place not in lines]
-    if not ranks and not kind.job and kind.strength is not Strength.ECHO:
+    if not ranks and not job and kind.strength is not Strength.ECHO:
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
     hosts = hosts_of(ranks, same, topology)
-    if not ranks and not kind.job:
+    if not ranks and not job:
         ranks, hosts = _by_exit(roles, hosts)
         hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)
+    elif not hosts and kind.name in _OF_A_NODE:
+        hosts = _by_exit(roles, hosts)[1]
     labels = {w for w in same["label"] if isinstance(w, str)}
     return Whom(ranks, stages_of(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
+
+
+def _met_by_some(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, placed: pa.Table, topology: Topology) -> bool:
+    """Whether some ranks alone met what mostly concerns the whole job: others came past it and lost these, or it is a late import after steps.
+
+    Not what the machines are: a full disk or a broken network is met first by one of many.
+    """
+    ranks, world = set(ranks_of(same)), topology.world_size
+    if not ranks or not world or len(ranks) >= world or kind.category.partition(".")[0] in ("host", "hardware", "network", "storage"):
+        return False
+    lost = set(roles.loc[roles["error"] == "peer-gone", "rank"].dropna().astype(int))
+    if lost - ranks or kind.name not in _LATE:
+        return bool(lost - ranks)
+    made = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line")).dropna(subset=["step"])
+    first = same.groupby("file")["line"].min()
+    return bool((made["line"] < made["file"].map(first)).fillna(False).any())
 
 
 def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:

@@ -35,7 +35,9 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         says += ", and no line says why"
     if kind.job and whom.hosts and kind.category == "hardware.node":
         says = says.replace("a node", f"{'node' if len(whom.hosts) == 1 else 'nodes'} {listed(whom.hosts)}")
-    return f"{'The job' if kind.job else who} {says}{tail}"
+    if kind.name == "launcher-setup" and whom.hosts:
+        says += f" on {listed(whom.hosts)}"
+    return f"{'The job' if kind.job and not whom.ranks else who} {says}{tail}"
 
 
 def _call(first: pd.Series) -> str:
