@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelog import read
+from pipelog import diagnose, read
 from pipelog.reading.node_logs import host_of_name
 
 XID = "[Tue Mar  5 15:20:08 2024] NVRM: Xid (PCI:0000:3b:00): 79, pid=4312, name=python, GPU has fallen off the bus.\n"
@@ -46,3 +46,30 @@ def test_rows_of_the_kernel_get_the_host_of_their_file(tmp_path: Path) -> None:
     rows = read(tmp_path, jobs=1).table.select(["file", "name", "host"]).to_pylist()
     assert [(r["file"], r["host"]) for r in rows if r["name"] == "kernel-xid"] == [("dmesg-gpu17.txt", "gpu17"), ("dmesg.txt", None)]
     assert [r["host"] for r in rows if r["name"] == "shell-signal"] == [None]
+
+
+STARTED = "+ torchrun --nnodes 3 --node_rank {} --master_addr {}a --master_port 29400 train.py\n"
+JOINED = "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 2/3 clients joined.\n"
+LOST = "[W210 09:15:22.000000001 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=3, addr=[{0}b]:41222, remote=[{0}a]:29400): Connection reset by peer\n"
+NOT_FOUND = "/usr/bin/env: ‘torchrun’: No such file or directory\n"
+
+
+def whose(folder: Path, names: tuple[str, str, str], host: str = "") -> list[str]:
+    raised = f'Traceback (most recent call last):\n  File "/usr/local/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n{JOINED}'
+    for n, (name, text) in enumerate(zip(names, (raised, LOST.format(host), NOT_FOUND), strict=True)):
+        (folder / name).write_text(STARTED.format(n, host) + text)
+    failure = diagnose(read(folder)).failure
+    assert failure is not None
+    return list(failure["hosts"])
+
+
+def test_the_node_that_could_not_start_anything(tmp_path: Path) -> None:
+    assert whose(tmp_path, ("a.log", "b.log", "c.log")) == ["c"]
+
+
+def test_a_log_that_is_not_named_after_its_node(tmp_path: Path) -> None:
+    assert whose(tmp_path, ("a.log", "b.log", "launcher.log")) == []
+
+
+def test_hosts_of_which_nobody_speaks(tmp_path: Path) -> None:
+    assert whose(tmp_path, ("a.log", "b.log", "c.log"), host="gpu-") == []

@@ -15,6 +15,8 @@ from pipelog.tables.topology import Topology
 _ENDS_OF_ITS_OWN = frozenset({"cuda-async", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
 """What a process shows of a cause that another line names: a broken device, a kill by the kernel, an assertion on the GPU."""
 _MOST_NAMED = 4
+_NOT_STARTED = frozenset({"shell-command", "ssh"})
+"""Rows of what could not be started on a node that others wait for."""
 _LATE = frozenset({"dependency"})
 """Kinds of the start that a single rank may meet later: a module that only some code asks for."""
 _OF_A_NODE = frozenset({"launcher-setup"})
@@ -51,6 +53,10 @@ def whom_of(
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
     hosts = hosts_of(ranks, same, topology)
+    if kind.name == "rendezvous" and not hosts:
+        unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
+        hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]
+        why = why or (f"on {listed(hosts)} nothing was started" if hosts else "")
     if not ranks and not job:
         ranks, hosts = _by_exit(roles, hosts)
         hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)
