@@ -160,3 +160,37 @@ def test_the_table_places_each_job_by_itself(tmp_path: Path) -> None:
     events = read(tmp_path, {"a/train.log": log(0, stages=4), "b/train.log": log(300)}).table
     assert set(events.column("attempt").drop_null().to_pylist()) == {0}
     assert {i for i in events.column("file").cast("string").to_pylist() if i} == {"a/train.log", "b/train.log"}
+
+
+def test_notes_beside_the_folders_and_folders_without_a_start(tmp_path: Path) -> None:
+    """What nothing ties to the newest job is left out, a page of notes in the parent is nobody's."""
+    files = {
+        "notes.txt": "run b next\n",
+        "a/train.log": log(0),
+        "b/train.log": log(300, stages=4),
+        "old/ds_config.json": '{"train_batch_size": 64}',
+        "broken/kernel.log": "[Sun Jun  1 09:00:00 2025] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.\n",
+    }
+    report = pipelog.diagnose(read(tmp_path, files))
+    assert {i["path"] for i in report.inputs if i["kind"] != "ignored"} == {"b/train.log", "notes.txt"}
+    assert report.failure is None
+    assert "old/" in report.notes[0]
+
+
+def test_folders_without_settings_in_a_folder_of_jobs(tmp_path: Path) -> None:
+    """c says nothing that ties it to a or b: once these are two jobs, it is a third."""
+    files = {
+        "a/train.log": log(0),
+        "b/train.log": log(300, stages=4),
+        "c/train.log": "\n".join(f"steps: {n} loss: 0.5 iter time (s): 1.0 samples/sec: 8.0" for n in range(10, 50, 10)),
+    }
+    assert sorted(found(tmp_path, files)) == [["a/"], ["b/"], ["c/"]]
+
+
+def test_names_that_end_in_a_number_without_being_a_series(tmp_path: Path) -> None:
+    files = {"killed-rank1/train.log": log(0), "hung-rank2/train.log": log(300, stages=4), "fine/train.log": log(600, stages=6)}
+    assert len(found(tmp_path, files)) == 3
+
+
+def test_a_series_of_hosts_is_one_job(tmp_path: Path) -> None:
+    assert found(tmp_path, {"node-1/out.log": log(0), "node-2/out.log": log(300, stages=4)}) == [[]]

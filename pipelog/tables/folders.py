@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from pipelog._text import listed
 from pipelog.events import Events, Input, Skipped
-from pipelog.tables import Tables, frame, table
+from pipelog.tables import Tables, frame, of_kind, table
 from pipelog.tables.attempts import STREAM, printed, times_by_file
 
 _SETTINGS = re.compile(r"(?:config|args)\.|topology\.(?:world_size|pp|dp|tp|unique_params)$")
@@ -33,11 +34,14 @@ _MODEL = re.compile(r"topology\.unique_params$|args\.(?:num_layers|hidden_size|f
 _ATTEMPT = re.compile(r"(?i)(?:attempt|re-?try|re-?start|resum|incarnation|requeue)|^(?:try|start)?[-_. ]?\d+$|\d{4}[-_.]?\d{2}[-_.]?\d{2}")
 """Names that a launcher gives to the folders of one job's starts: attempt_1, restart-2, 0, 2024-03-05_14-02-10."""
 _RANK_OR_HOST = re.compile(r"(?i)(?:node|rank|host|worker|gpu|task|pod|proc)[-_. ]?\d+")
+_NOTHING_TIES = "nothing ties them to one another"
+_ENOUGH = 3
+"""Settings that two folders state alike, and none differently: fewer are alike by chance."""
 _DEEPEST = 4
 """Folders of jobs in folders of jobs; deeper ones stay together."""
 _PRINTED_EVERY = 10
 """DeepSpeed's steps_per_print, where one step alone was printed."""
-_MOST = 64
+_MOST = 256
 """More folders or files with starts of their own are ranks or hosts rather than jobs."""
 
 
@@ -77,7 +81,7 @@ def jobs(events: pa.Table, inputs: list[Input]) -> list[Job]:
     checkpoint, and they differ in what a job keeps: for folders layout, batch or settings, for logs of one folder the model; or
     the first had come to its end. At the same time: where they give the same steps different durations, or plan different numbers.
     """
-    units = _units(events, inputs)
+    units, others = _units(events, inputs)
     found: list[Job] = []
     for unit in sorted(units, key=lambda u: (np.isnan(u.begin_ns), u.begin_ns)):
         reasons = [next((why for other in job.units if (why := _differs(other, unit))), "") for job in found]
@@ -89,7 +93,25 @@ def jobs(events: pa.Table, inputs: list[Input]) -> list[Job]:
         same.files |= unit.files
         same.end_ns = float(np.fmax(same.end_ns, unit.end_ns))
         same.units.append(unit)
-    return found if len(found) > 1 else [Job([], {i.path for i in inputs})]
+    if len(found) < 2:
+        return [Job([], {i.path for i in inputs})]
+    parts = [part for job in found for part in _untied(job)]
+    return parts + others if any(unit.folder for unit in units) else parts
+
+
+def _untied(job: Job) -> list[Job]:
+    """Where several jobs lie side by side, nothing that contradicts is not enough: what nothing ties to the rest of a job is one of its own."""
+    parts: list[Job] = []
+    for unit in job.units:
+        home = next((p for p in parts if any(_tied(other, unit) for other in p.units)), None)
+        if home is None:
+            home = Job([], set(), differs=job.differs if not parts else _NOTHING_TIES)
+            parts.append(home)
+        home.places.append(unit.place)
+        home.files |= unit.files
+        home.end_ns = float(np.fmax(home.end_ns, unit.end_ns))
+        home.units.append(unit)
+    return parts
 
 
 def apart(events: Events) -> list[Events]:
@@ -119,18 +141,19 @@ def of_newest(events: Events) -> tuple[Events, list[str]]:
 def _note(found: list[Job], last: Job) -> str:
     rest = [job for job in found if job is not last]
     why = next((j.differs for j in found if j.differs), "")
-    which = "the last by name" if any(np.isnan(j.end_ns) for j in found) else "which ended last"
+    which = "the last by name" if any(np.isnan(j.end_ns) for j in found if j.units) else "which ended last"
     out = listed((place for job in rest for place in job.places), 4)
     return (
-        f"These files look like those of {len(found)} different jobs, which are not mixed: this report speaks of {listed(last.places, 3)} alone, {which}. "
+        f"These files look like those of {sum(bool(j.units) for j in found)} different jobs, which are not mixed: this report speaks of {listed(last.places, 3)} alone, {which}. "
         f"Left out: {out} ({why}). For another job, name it: pipelog analyze …/{rest[-1].places[0]}"
     )
 
 
 def _newest(found: list[Job]) -> Job:
-    """The job that ended last; the last by name where the times of some are not known."""
+    """The job that ended last, of those with a start or steps; the last by name where the times of some are not known."""
+    found = [job for job in found if job.units]
     if any(np.isnan(j.end_ns) for j in found):
-        return max(found, key=lambda j: j.places[-1])
+        return max(found, key=lambda j: [(0, int(w), "") if w.isdecimal() else (1, 0, w) for w in re.split(r"(\d{1,18})", j.places[-1])])
     return max(found, key=lambda j: j.end_ns)
 
 
@@ -153,19 +176,26 @@ def _left_out(given: Input, job: Job) -> Input:
 # ---- what folders and logs say of themselves
 
 
-def _units(events: pa.Table, inputs: list[Input]) -> list[_Unit]:
-    """Folders and logs that have a start or steps of their own; whatever stands in such a folder belongs to it."""
+def _units(events: pa.Table, inputs: list[Input]) -> tuple[list[_Unit], list[Job]]:
+    """Folders and logs that have a start or steps of their own, whatever stands in such a folder belonging to it; and the other folders."""
     logs = {i.path for i in inputs if i.kind == "log"}
     if len(logs) < 2:
-        return []
+        return [], []
     base = os.path.commonpath([os.path.join("/", os.path.dirname(p)) for p in logs])  # noqa: PTH118, PTH120
-    groups: dict[str, list[str]] = {}
-    for given in inputs:
-        if given.kind != "ignored" and (key := _key(given, base)) is not None:
-            groups.setdefault(key, []).append(given.path)
-    alive = {place: files for place, files in groups.items() if not logs.isdisjoint(files)}
-    if not 2 <= len(alive) <= _MOST or sum(bool(_RANK_OR_HOST.search(PurePosixPath(p).name)) for p in alive) > 1:
-        return []
+    working = logs & set(of_kind(events, "start", "step", "iteration").column("file").unique().to_pylist())
+    for _ in range(_DEEPEST):
+        groups: dict[str, list[str]] = {}
+        for given in inputs:
+            if given.kind != "ignored" and (key := _key(given, base)) is not None:
+                groups.setdefault(key, []).append(given.path)
+        alive = {place: files for place, files in groups.items() if not working.isdisjoint(files)}
+        folder = next(iter(alive), "")
+        if len(alive) != 1 or not folder.endswith("/"):
+            break
+        base = f"/{folder.rstrip('/')}"  # notes beside the only folder
+    numbered = Counter(re.sub(r"\d+", "#", name) for p in alive if _RANK_OR_HOST.search(name := PurePosixPath(p).name))
+    if not 2 <= len(alive) <= _MOST or max(numbered.values(), default=0) > max(1, len(alive) // 2):
+        return [], []
     named = {i.path for i in inputs if i.notes.get("rank_from_name") is not None}
     kinds = ("start", "step", "progress", "iteration", "end", "checkpoint")
     rows = dict(tuple(frame(events, kinds, ("kind", "name", "step", "value", "dur_ns", "file", "line")).groupby("file")))
@@ -179,7 +209,8 @@ def _units(events: pa.Table, inputs: list[Input]) -> list[_Unit]:
         settings = _settings(stated[f] for f in files if f in stated)
         unit = _unit(place, files, pd.concat(mine), alone, spans, settings) if mine else None
         made += [unit] if unit else []
-    return made
+    own = {u.place for u in made}
+    return made, [Job([place], set(files), differs=_NOTHING_TIES) for place, files in groups.items() if place.endswith("/") and place not in own]
 
 
 def _key(given: Input, base: str) -> str | None:
@@ -262,6 +293,14 @@ def _differs(a: _Unit, b: _Unit) -> str:
     if not (np.isnan(a.planned) or np.isnan(b.planned)) and a.planned != b.planned:
         return f"{a.place} plans {a.planned:,.0f} steps, {b.place} {b.planned:,.0f}"
     return _differing(a, b, model_alone=not timed and (a.goes_on or b.goes_on))
+
+
+def _tied(a: _Unit, b: _Unit) -> bool:
+    """Whether something shows that two units without a contradiction are one job: settings that both state, the same hours of which one made the steps."""
+    if len(a.settings.keys() & b.settings.keys()) >= _ENOUGH or all(_ATTEMPT.search(PurePosixPath(u.place).name) for u in (a, b)):
+        return True
+    together = a.begin_ns <= b.end_ns and b.begin_ns <= a.end_ns
+    return together and not (a.stepped and b.stepped)
 
 
 def _differing(a: _Unit, b: _Unit, *, model_alone: bool) -> str:
