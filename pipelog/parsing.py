@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import EVENTS, WORD, Skipped, constant
+from pipelog.events import EVENTS, WORD, Skipped, constant, nulls
 from pipelog.registry import Registry
 
 Rows: TypeAlias = pa.Table
@@ -139,6 +139,11 @@ def block(
     return add
 
 
+def taken(column: pa.Array, places: pa.Array) -> pa.Array:
+    """`column.take(places)`; at no cost where the column holds nothing but nulls, as most do."""
+    return nulls(column.type, len(places)) if column.null_count == len(column) else column.take(places)
+
+
 @dataclass(slots=True)
 class Records:
     """The records that one parser found in a block of text, as columns.
@@ -195,7 +200,8 @@ class Records:
         keep = pc.fill_null(mask, False)
         if pc.all(keep).as_py():
             return Records(dict(self.groups), dict(self.columns), self.skipped)
-        return Records({k: v.filter(keep) for k, v in self.groups.items()}, {k: v.filter(keep) for k, v in self.columns.items()}, self.skipped)
+        some = pa.array(np.flatnonzero(keep.to_numpy(zero_copy_only=False)))
+        return Records({k: v.take(some) for k, v in self.groups.items()}, {k: taken(v, some) for k, v in self.columns.items()}, self.skipped)
 
     def split(self, name: str, separator: str, pattern: str) -> Records:
         """One record per part of a group: *name* cut at *separator*, each part matched with *pattern*.

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.parsing import Records
+from pipelog.parsing import Records, taken
 
 
 def fields(found: Records, group: str) -> Records:
@@ -15,14 +15,16 @@ def fields(found: Records, group: str) -> Records:
     The pattern of the parser must have let whole fields through only, as `name: value | name: value`. About five times as
     fast as `Records.split`, which timers and memory reports need: they are most of what a long log holds.
     """
-    lists = pc.split_pattern(pc.ascii_trim(found.groups[group], "| "), " | ")
-    pairs = pc.list_flatten(pc.split_pattern(pc.list_flatten(lists), ": "))
-    if len(pairs) != 2 * len(lists.values):  # a field without a colon, or with two: never seen
+    trimmed = pc.ascii_trim(found.groups[group], "| ")
+    lists = pc.split_pattern(pc.replace_substring(trimmed, " | ", ": "), ": ")
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    if (lengths % 2).any():  # a field without a colon, or with two: never seen
         return found.split(group, " | ", r"^ *(?P<name>[^:]+): +(?P<value>\S+) *$")
+    pairs = pc.list_flatten(lists)
     even = np.arange(0, len(pairs), 2)
     groups = {"name": pairs.take(pa.array(even)), "value": pc.ascii_trim_whitespace(pairs.take(pa.array(even + 1)))}
-    parent = pc.list_parent_indices(lists)
-    return Records(groups, {k: v.take(parent) for k, v in found.columns.items()}, found.skipped)
+    parent = pa.array(np.repeat(np.arange(len(lists)), lengths // 2))
+    return Records(groups, {k: taken(v, parent) for k, v in found.columns.items()}, found.skipped)
 
 
 def renamed(names: pa.Array, *changes: tuple[str, str]) -> pa.DictionaryArray:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.events import EVENTS, WORD, Input, Skipped, conform, constant
-from pipelog.parsing import BlockParser, LineParser, RecordParser, Records
+from pipelog.parsing import BlockParser, LineParser, RecordParser, Records, taken
 from pipelog.reading import blocks, heads
 from pipelog.reading.blocks import Ahead
 from pipelog.reading.files import Source, local_rank_of_name, rank_of_name
@@ -172,13 +172,13 @@ class _Reader:
         tables = []
         for claimed, mine, groups in matches:
             if len(mine):
-                known = {k: v.take(pa.array(row[mine])) for k, v in columns.items() if not k.startswith("_")}
+                known = {k: taken(v, pa.array(row[mine])) for k, v in columns.items() if not k.startswith("_")}
                 tables += self._parsed(claimed.parse, Records(groups, known))
         return tables
 
     def _records(self, parser: RecordParser, columns: dict[str, pa.Array], which: np.ndarray) -> list[pa.Table]:
         take = pa.array(which)
-        mine = {k: v.take(take) for k, v in columns.items() if not k.startswith("_")}
+        mine = {k: taken(v, take) for k, v in columns.items() if not k.startswith("_")}
         texts = heads.clean(columns["_pieces"].take(pa.array(2 * which)), odd=self.odd)
         match = pc.extract_regex(texts, parser.pattern)
         keep, torn = pc.is_valid(match), pc.is_null(match)

@@ -150,7 +150,7 @@ class Chunk:
     last: bool
 
 
-def chunks(pieces: Iterator[bytes], size: int = 16 << 20, limit: int = 64 << 20) -> Iterator[Chunk]:
+def chunks(pieces: Iterator[bytes], size: int = 24 << 20, limit: int = 64 << 20) -> Iterator[Chunk]:
     """Cut *pieces* into chunks of whole lines of about *size* bytes; a line above *limit* bytes is cut."""
     held: list[bytes] = []
     have, number = 0, 1
