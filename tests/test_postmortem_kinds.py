@@ -176,6 +176,14 @@ LINES = {
 RAISED = {
     "AssertionError": "code",
     "ValueError:": "code",
+    "AssertionError: Megatron requires CUDA.": "driver",
+    "AssertionError: the fused kernel requires CUDA graphs to be off": "code",
+    "ValueError: Batch size 2 must be divisible by number of microbatches 8.": "batch-sizes",
+    "ValueError: hidden size 1030 must be divisible by the number of heads 16": "code",
+    "megatron.core.dist_checkpointing.core.CheckpointingException: /ckpt/iter_0012000 is not a distributed checkpoint": "checkpoint-shape",
+    "ValueError: the checkpointing interval is not a distributed setting": "code",
+    "RuntimeError: Net : Connect to 192.168.122.1<42117> failed : Connection refused": "own-interface",
+    "RuntimeError: Net : Connect to 192.168.12.1<42117> failed : Connection refused": "transport",
     "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/s3/shard_00017.tar'": "storage-error",
     "OSError: [Errno 107] Transport endpoint is not connected": "peer-gone",
     "OSError: [Errno 110] Connection timed out: '/lustre/corpus/shard-17.bin'": "storage-error",
@@ -206,6 +214,15 @@ def test_an_assertion_of_the_engine_s_backward_pass_is_the_engine_s() -> None:
     engine = "/opt/venv/lib/python3.11/site-packages/deepspeed/runtime/pipe/engine.py:1090 _exec_send_grads"
     errors = told(traceback("AssertionError", "/job/train.py:40 main", engine, rank=3))["errors"]
     assert set(errors["error"]) == {"engine-no-grad"}
+
+
+def test_what_cannot_be_decoded_while_a_micro_batch_is_loaded_is_the_data_s() -> None:
+    """JSON that is broken is mostly a configuration; not where the engine asks the iterator for its next batch, whatever the reader is called."""
+    engine = "/opt/venv/lib/python3.11/site-packages/deepspeed/runtime/pipe/engine.py:800 _exec_load_micro_batch"
+    reader = ("/job/lines.py:19 gen", "/usr/lib/python3.11/json/decoder.py:353 raw_decode")
+    text = "json.decoder.JSONDecodeError: Unterminated string starting at: line 1 column 10 (char 9)"
+    errors = told(traceback(text, "/job/train.py:40 main", engine, *reader, rank=3))["errors"]
+    assert set(errors["error"]) == {"data-decoding"}
 
 
 # ---- laws of all kinds

@@ -46,6 +46,23 @@ def gpu_unknown_error(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "device-not-acquired",
+    category="hardware.gpu",
+    pattern=r"synStatus=\d+ \[[^\]]*\] Device acquire failed",
+    says="could not acquire its device",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=14,
+    missing=("whether another process holds the device (`hl-smi` on the host), and the kernel log of the host",),
+)
+def device_not_acquired(case: Case) -> Iterator[Advice]:
+    """Gaudi's runtime: the device is broken, or held by a process that is still there; the line does not tell which."""
+    yield Advice(
+        f"see on {case.host or 'the host'} whether a process of an earlier job still holds the device (`hl-smi`, `lsof /dev/accel*`), then its kernel log"
+    )
+
+
+@kind(
     "gpu-fault",
     category="unknown",
     pattern=r"Memory access fault by GPU|HW Exception by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault)|page fault .*gpu",
@@ -132,7 +149,7 @@ def node_failure(case: Case) -> Iterator[Advice]:
     "driver",
     category="dependency",
     pattern=r"(?i)CUDA driver version is insufficient|NVIDIA driver on your system is too old|no kernel image is available|Failed to initialize NVML|system not yet initialized"
-    r"|forward compatibility was attempted|no CUDA-capable device|Unexpected error from cudaGetDeviceCount|NVIDIA-SMI has failed|nvmlInit\w*(?:\(\))? failed|No CUDA GPUs are available|Found no NVIDIA driver|no HIP GPUs",
+    r"|forward compatibility was attempted|no CUDA-capable device|Unexpected error from cudaGetDeviceCount|NVIDIA-SMI has failed|nvmlInit\w*(?:\(\))? failed|No CUDA GPUs are available|Found no NVIDIA driver|no HIP GPUs|requires CUDA\.?(?:\n|$)|CUDA is not available\b|Failed to start NVIDIA fabric manager",
     says="found no usable GPU driver ({matched})",
     first=13,
 )

@@ -88,9 +88,23 @@ def no_interface(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "gloo-interface",
+    category="network.config",
+    pattern=r"Unable to find address for: (?P<what>[\w.:@-]+)|gloo/transport/\S+ .*(?P<which>[Uu]nable to resolve hostname|[Cc]ould not resolve)|Unable to find interface for: (?P<address>\S+)",
+    says="could not set up gloo: the interface or name it was given has no address there ({matched})",
+    first=18,
+)
+def gloo_interface(case: Case) -> Iterator[Advice]:
+    """gloo's TCP device: the interface of GLOO_SOCKET_IFNAME is not on that host, or the host's own name does not resolve (device.cc)."""
+    yield Advice(
+        f"compare GLOO_SOCKET_IFNAME with `ip -br addr` on {case.host or 'every host'}: names of interfaces differ between machines; and see that `getent hosts $(hostname)` answers"
+    )
+
+
+@kind(
     "own-interface",
     category="network.config",
-    pattern=r"[Cc]onnect to (?:172\.(?:1[6-9]|2\d|3[01])|127|192\.168\.122)\.\d+\.\d+(?:\.\d+)?<\d+> (?:failed ?: ?|returned )(?:Connection refused|No route to host)",
+    pattern=r"[Cc]onnect to (?:172\.(?:1[6-9]|2\d|3[01])\.\d+|127\.\d+\.\d+|192\.168\.122)\.\d+<\d+> (?:failed ?: ?|returned )(?:Connection refused|No route to host)",
     says="connected to a container bridge instead of the other host",
     first=17,
 )

@@ -15,7 +15,7 @@ _EXCEPTION = ("python-exception", "level")
     "batch-sizes",
     category="config.batch",
     pattern=r"Check batch related parameters\. (?P<why>.*)|(?i:train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps|train batch size|micro batch size per gpu|gradient accumulation steps).*(?:not equal|has to be|must be|divisible|greater than 0|needs to be)"
-    r"|global batch size \(?\d+\)? is not divisible|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)",
+    r"|global batch size \(?\d+\)? is not divisible|(?i:\bbatch.?size\b[^.\n]{0,40}(?:divisible by|multiple of)[^.\n]{0,40}micro.?batch)|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)",
     says="refused the batch sizes",
     rows=_EXCEPTION,
     job=True,
@@ -57,6 +57,20 @@ def mesh(case: Case) -> Iterator[Advice]:
         yield Advice(f"use a number of GPUs that {one} (= {tp} tensor × {pp} pipeline) divides: {fit} instead of {world}")
     else:
         yield Advice("make world size = pipeline stages × data-parallel replicas × tensor-parallel ranks")
+
+
+@kind(
+    "data-decoding",
+    category="data",
+    pattern=r"^(?:[\w.]*JSONDecodeError|UnicodeDecodeError|zlib\.error|gzip\.BadGzipFile|[\w.]*UnidentifiedImageError|pyarrow\S*ArrowInvalid|EOFError)\b",
+    frame=r"(?m)^pipe .*_exec_load_micro_batch|^(?:raised|own) (?!.*conf)\S*?(?:dataset|dataloader|data_loader|collat|sampler|stream|shard|corpus|jsonl)\w*[^/\s]*:\d+ |^own .* (?:__getitem__|__next__|__iter__|collate\w*|_next_batch|next_batch|get_batch|read_sample\w*)$",
+    says="could not decode what it read as data",
+    rows=("python-exception",),
+    first=34,
+)
+def data_decoding(case: Case) -> Iterator[Advice]:
+    """A record of the data that is cut or of another encoding: the engine was loading a micro-batch, or a data set was read."""
+    yield Advice("find the record: run the reader alone over the file or shard of that step; skip or repair it, and see how it came to be cut")
 
 
 @kind(
@@ -173,7 +187,7 @@ def checkpoint_damaged(case: Case) -> Iterator[Advice]:
     pattern=r"(?i)DP world size of \d+ but the current|checkpoint being loaded used|zero checkpoints paths are missing|seems a bogus DeepSpeed checkpoint|Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\) in state_dict"
     r"|Unexpected key\(s\) in state_dict|(?:layer_\d+|mp_rank_\d+|zero_pp_rank)\S* .*(?:not found|No such file|does not exist)|No such file or directory: '[^']*(?:global_step|layer_\d+|mp_rank|model_states|optim_states)[^']*'"
     r"|checkpoint.*(?:does not exist|not found|corrupt|mismatch|incompatible|missing)|Unable to (?:find|load) .*checkpoint"
-    r"|did not find .*tracker file|Unable to find latest file",
+    r"|did not find .*tracker file|Unable to find latest file|is not a distributed checkpoint|\bCheckpointingException: |No metadata file (?:found|in)\b",
     says="could not use the checkpoint",
     rows=_EXCEPTION,
     job=True,
@@ -289,13 +303,31 @@ def loss_scale(case: Case) -> Iterator[Advice]:
     pattern=r"Unexpected result (?:tensor\()?[-+]?(?:nan|inf)\S*.*? on rank \d+ at iteration #(?P<step>\d+)",
     says="computed a result that is not a number (iteration {step})",
     rows=("megatron-rerun",),
+    known=False,
     first=24,
+    missing=("whether the same step gives it again on another GPU: only then is it the model's or the data's",),
 )
 def nan_rerun(case: Case) -> Iterator[Advice]:
     """Megatron's rerun state machine found it, and says on which rank."""
     yield Advice("read what its reruns found: a result that does not come again speaks for the GPU, one that does for data or model")
     where = f" of rank {case.rank}" if case.rank is not None else ""
     yield Advice(f"if it is the model's: resume from before the step and look at the batch{where}; torch.autograd.detect_anomaly on that batch alone")
+
+
+@kind(
+    "divergence-guard",
+    category="numerics.divergence",
+    pattern=r"(?i)\b(?:training|loss|run|optimi[sz]ation|model|perplexity)\b[^.\n]{0,40}\bdiverg(?:ed|ing|ence)\b|\bdivergence detected\b|^[\w.]*Diverg\w*(?:Error|Exception)?:",
+    says="stopped at a loss that had diverged",
+    rows=("python-exception", "level"),
+    job=True,
+    first=26,
+)
+def divergence_guard(case: Case) -> Iterator[Advice]:
+    """A check of the script ended the run: the loss is finite, and far above where it was."""
+    yield Advice(
+        "resume from a checkpoint before the loss rose, with a lower learning rate, a longer warm-up or clipped gradients; skip the batches there"
+    )
 
 
 @kind(
