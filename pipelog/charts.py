@@ -171,16 +171,17 @@ def _steps(steps: Steps) -> dict[str, Any] | None:
     rows = steps.rows.dropna(subset=["dur_ns"])
     if len(rows) < 2:
         return None
-    rows = thinned(rows)
+    rows = thinned(rows, "dur_ns")
     seconds = rows["dur_ns"].to_numpy(dtype=float) / 1e9
-    return {"step": rows["step"].astype(int).tolist(), "seconds": [round(s, 6) for s in seconds.tolist()], "source": steps.source}
+    extremes = {"extremes": rows.loc[rows["extreme"], "step"].astype(int).tolist()} if rows["extreme"].any() else {}
+    return {"step": rows["step"].astype(int).tolist(), "seconds": [round(s, 6) for s in seconds.tolist()], "source": steps.source, **extremes}
 
 
 def _loss(tables: Tables) -> dict[str, Any] | None:
     scalars = tables["scalars"]
     out = {}
     for name in ("loss", "loss_scale", "grad_norm"):
-        rows = thinned(series(scalars, name))
+        rows = thinned(series(scalars, name), "value")
         if len(rows) >= 2:
             values = [None if not math.isfinite(v) else float(v) for v in rows["value"].to_numpy(dtype=float)]
             out[name] = {"step": rows["step"].astype(int).tolist(), "value": values}
@@ -267,8 +268,20 @@ def _lane(row: dict[str, Any], since: Callable[[Any], float | None]) -> dict[str
     return told | times
 
 
-def thinned(rows: pd.DataFrame, most: int = _MOST_POINTS) -> pd.DataFrame:
-    """At most *most* rows, evenly spaced, the first and the last among them."""
+def thinned(rows: pd.DataFrame, of: str, most: int = _MOST_POINTS) -> pd.DataFrame:
+    """At most *most* rows: half of them evenly spaced, the first and the last among them, and of each stretch what stands out.
+
+    That is its lowest and its highest value of the column *of*, and its first that is no number. extreme (bool): kept for that alone, so
+    that who wants the usual scatter can leave it out.
+    """
     if len(rows) <= most:
-        return rows
-    return rows.iloc[np.unique(np.linspace(0, len(rows) - 1, most).astype(int))]
+        return rows.assign(extreme=False)
+    values = rows[of].to_numpy(dtype=float)
+    even = np.unique(np.linspace(0, len(rows) - 1, most // 2).astype(int))
+    out: set[int] = set()
+    for stretch in np.array_split(np.arange(len(rows)), max(1, most // 6)):
+        finite = stretch[np.isfinite(values[stretch])]
+        out |= {int(finite[pick(values[finite])]) for pick in (np.argmin, np.argmax) if len(finite)}
+        out |= {int(i) for i in stretch[~np.isfinite(values[stretch])][:1]}
+    kept = np.union1d(even, np.array(sorted(out), dtype=int))
+    return rows.iloc[kept].assign(extreme=~np.isin(kept, even))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import pipelog
 from pipelog import charts
+from pipelog.comparing.side import side
+from pipelog.report import Report
+from pipelog.reporters._places import placed
+from pipelog.reporters.html import figures
+from pipelog.tables.steps import Steps
 from tests.conftest import FIXTURES
 
 MS = 1_000_000
@@ -71,11 +80,50 @@ def test_late_sends_are_far_beyond_the_usual() -> None:
 
 
 def test_long_series_are_thinned_with_both_ends() -> None:
-    rows = pd.DataFrame({"step": range(10_000)})
-    kept = charts.thinned(rows)["step"].tolist()
+    rows = pd.DataFrame({"step": range(10_000), "value": 1.0})
+    kept = charts.thinned(rows, "value")["step"].tolist()
     assert len(kept) <= 1500
     assert (kept[0], kept[-1]) == (0, 9999)
-    assert charts.thinned(rows, 20_000) is rows
+    assert charts.thinned(rows, "value", 20_000)["step"].tolist() == list(range(10_000))
+
+
+ODD = st.one_of(st.floats(allow_nan=True, allow_infinity=True, width=32), st.sampled_from([1.0, 1.0, 1.0, 2.0, math.nan]))
+
+
+@given(st.lists(ODD, min_size=2, max_size=4_000), st.integers(60, 600))
+@example([1.0] * 1234 + [99.0] + [1.0] * 4321 + [-5.0] + [1.0] * 777 + [math.nan] + [1.0] * 5000, 600)
+def test_no_extreme_is_hidden(values: list[float], most: int) -> None:
+    """The highest, the lowest and the first value that is no number are always drawn, and so is whether any stretch of the picture has some."""
+    rows = pd.DataFrame({"step": range(len(values)), "value": values})
+    kept = charts.thinned(rows, "value", most)
+    assert len(kept) <= max(most, 2)
+    assert kept["step"].is_monotonic_increasing
+    assert (kept["step"].iloc[0], kept["step"].iloc[-1]) == (0, len(values) - 1)
+    finite = [v for v in values if math.isfinite(v)]
+    shown = [v for v in kept["value"] if math.isfinite(v)]
+    assert (max(finite, default=None), min(finite, default=None)) == (max(shown, default=None), min(shown, default=None))
+    first = next((i for i, v in enumerate(values) if not math.isfinite(v)), None)
+    assert first is None or first in set(kept["step"])
+    usual = kept[~kept["extreme"]]["step"].diff().dropna()
+    assert usual.empty or usual.max() - usual.min() <= 1  # those that are not extreme are evenly spaced
+
+
+def test_a_spike_among_many_steps_is_in_picture_and_table() -> None:
+    """One step of 5,000 takes 40 s, one loss of them is nan: both in the figure's points and, without script, in its table; the scatter of a comparison is not theirs."""
+    document = json.loads(pipelog.diagnose(pipelog.read(FIXTURES / "runs" / "truncated-midline")).to_json())
+    rows = pd.DataFrame({"step": range(1, 5001), "dur_ns": [40e9 if s == 3333 else 1e9 + s % 7 * 1e6 for s in range(1, 5001)]})
+    made = charts._steps(Steps(rows, "deepspeed", None, rows))
+    loss = charts.thinned(pd.DataFrame({"step": rows["step"], "value": [math.nan if s == 2222 else 1 / s for s in rows["step"]]}), "value")
+    values = [None if math.isnan(v) else v for v in loss["value"]]
+    document["charts"] |= {"steps": made, "loss": {"loss": {"step": loss["step"].tolist(), "value": values}}}
+    given_report = Report.from_json(json.dumps(document))
+    times, losses = (f for group in figures(given_report, placed(given_report)).values() for f in group if f.id in ("step-time", "loss"))
+    assert max(times.data[0]["y"]) == 40
+    assert any(row[2] == "40.0 s" for row in times.rows)
+    assert losses.data[1]["x"] == [2222]
+    assert [row[3] for row in losses.rows if row[3]] == ["some"]
+    assert max(len(times.rows), len(losses.rows)) <= 60
+    assert side("A", given_report).scatter_s == pytest.approx(1.4826 * 2e-3, rel=0.2)
 
 
 def test_the_slowest_replica_is_drawn() -> None:

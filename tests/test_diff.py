@@ -23,6 +23,7 @@ from pipelog.comparing import html, markdown, text
 from pipelog.comparing import json as as_json
 from pipelog.comparing.comparison import Comparison, compare
 from pipelog.comparing.findings import ORDER
+from pipelog.comparing.steps_between import between
 from pipelog.errors import BadReport
 from pipelog.reading import read
 from pipelog.report import Report
@@ -458,6 +459,27 @@ def test_ranks_are_compared_where_they_do_the_same_work() -> None:
     assert [r.rank for r in made.ranks][:2] == [2, 1]
     assert made.ranks[0].b_s / made.ranks[0].a_s == pytest.approx(2, rel=0.01)
     assert compare(report("heavy-stage2"), report("dp2-pp2-slow-replica")).ranks == ()
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_the_picture_leads_from_a_to_b(a: str, b: str) -> None:
+    """Each bar begins where the one above ends, the last at the step of B; no bar leaves the picture."""
+    made = pair(a, b)
+    picture = between(made)
+    if made.why_not or not made.parts:
+        assert picture is None
+        return
+    if picture is None:
+        assert max(abs(p.more_s) for p in made.parts) < 0.02 * sum(p.a_s for p in made.parts)
+        return
+    bars = [row.bars[0] for row in picture.rows]
+    assert all(bar.begin >= 0 and bar.begin + bar.width <= 100.01 for bar in bars)
+    at = bars[0].width
+    for row, bar in zip(picture.rows[1:-1], bars[1:-1], strict=True):
+        assert at == pytest.approx(bar.begin + (0 if row.end.startswith("+") else bar.width), abs=0.01)
+        at += bar.width if row.end.startswith("+") else -bar.width
+    assert at == pytest.approx(bars[-1].width, abs=0.01)
+    assert bars[-1].width / bars[0].width == pytest.approx(sum(p.b_s for p in made.parts) / sum(p.a_s for p in made.parts), rel=1e-3)
 
 
 @pytest.mark.browser

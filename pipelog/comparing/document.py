@@ -14,6 +14,8 @@ from pipelog.planning.document import Section
 
 TABLE = "Side by side"
 """The title by which pipelog knows its own text among the files of a job."""
+PARTS = "Where the time of a step went"
+"""The title that a picture belongs under."""
 _MOST = 40
 """Rows of a table; all are in the JSON."""
 _NOT_KNOWN = "not known"
@@ -96,7 +98,7 @@ def _parts(made: Comparison) -> Section:
     per = "a sample" if made.time and made.time.per_sample else "a step"
     cells = tuple((p.name, time(p.a_s), time(p.b_s), signed(p.more_s)) for p in rows)
     says = f"Means over the stages of the recorded steps, brought to the median step; together they are {per}."
-    return Section("Where the time of a step went", (says,), ("part", "A", "B", "change"), cells, (1, 2, 3))
+    return Section(PARTS, (says,), ("part", "A", "B", "change"), cells, (1, 2, 3))
 
 
 def _findings(made: Comparison) -> Section:

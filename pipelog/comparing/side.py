@@ -171,10 +171,12 @@ def _count(value: Any, least: int = 1) -> int | None:
 
 
 def _intervals(chart: JSON | None) -> list[float]:
-    """Mean step times of the printed intervals, without the first, which holds warm-up."""
+    """Mean step times of the printed intervals, without the first, which holds warm-up, and without what a long series kept for standing out."""
     if not chart:
         return []
-    values = [v for s in chart["seconds"] if (v := positive(s)) is not None]
+    extreme = frozenset(s for s in chart.get("extremes") or () if type(s) is int)
+    timed = zip(chart.get("step") or [None] * len(chart["seconds"]), chart["seconds"], strict=False)
+    values = [v for step, s in timed if step not in extreme and (v := positive(s)) is not None]
     return values[1:] if len(values) > 1 and chart.get("source") not in ("trace", "operations") else values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 from pipelog._text import count, percent, seconds
@@ -12,6 +13,7 @@ from pipelog.reporters._figures import AMBER, DARK, INK, MUTED, PAPER, RED, Figu
 from pipelog.reporters._numbers import power_of_two, raised, scale, significant
 from pipelog.reporters._places import Place, Places
 
+Rows = tuple[tuple[str, ...], ...]
 _SOURCES = {
     "deepspeed": "DeepSpeed's 'iter time'",
     "megatron": "Megatron's 'elapsed time per iteration'",
@@ -39,8 +41,8 @@ def step_time(report: Report, places: Places) -> Figure | None:
         annotations=[_change_label(p) for p in drops if p.finding.where.steps],
     )
     data = [_line(series["step"], [round(v * scale, 3) for v in values], f"step %{{x:,d}}: %{{y:,.4~g}} {unit}")]
-    rows = tuple((f"{s:,}", seconds(v * 1e9)) for s, v in zip(series["step"], values, strict=True))
-    return Figure("step-time", "Step time", _step_says(report, places), data, frame, (), ("Step", "Time"), rows, drops)
+    head, rows = _numbers(series["step"], values, "Time", lambda v: seconds(v * 1e9) if v is not None else "")
+    return Figure("step-time", "Step time", _step_says(report, places), data, frame, (), head, rows, drops)
 
 
 def _step_says(report: Report, places: Places) -> tuple[str, ...]:
@@ -56,6 +58,25 @@ def _step_says(report: Report, places: Places) -> tuple[str, ...]:
     judged = "; no lasting change" if status is Status.CLEAR else "; too few to tell a lasting change" if status is Status.NOT_APPLICABLE else ""
     first = " The first interval, which holds warm-up, is left out of it." if known.get("source") not in ("trace", "operations") else ""
     return (f"{text}{judged}.{first}",)
+
+
+_MOST_ROWS = 120
+_STRETCHES = 60
+
+
+def _numbers(steps: list[int], values: list[float | None], title: str, show: Callable[[float | None], str]) -> tuple[tuple[str, ...], Rows]:
+    """Head and rows of the table behind a picture: step by step, or the lowest and highest value of stretches where there are many."""
+    if len(steps) <= _MOST_ROWS:
+        return ("Step", title), tuple((f"{s:,}", show(v)) for s, v in zip(steps, values, strict=True))
+    size = -(-len(steps) // _STRETCHES)
+    rows = []
+    for at in range(0, len(steps), size):
+        some = values[at : at + size]
+        known = [v for v in some if v is not None]
+        odd = ("" if len(known) == len(some) else "some" if known else "all",) if None in values else ()  # a long series is thinned: no count
+        ends = (show(min(known)), show(max(known))) if known else ("", "")
+        rows.append((f"{steps[at]:,} to {steps[at : at + size][-1]:,}", *ends, *odd))
+    return ("Steps", "Lowest", "Highest", *(("Not a number",) if None in values else ())), tuple(rows)
 
 
 def _step_axis(steps: list[int]) -> JSON:
@@ -178,7 +199,7 @@ def _number(name: str, series: JSON, places: Places) -> Figure:
     legend = [Key(RED, "nan or inf (no value to draw)", shape="cross")] if broken else []
     if any(p.finding.where.steps for p in named):
         legend.append(Key(AMBER, "steps that a finding names", shape="band"))
-    rows = tuple((f"{s:,}", t) for s, t in zip(steps, told, strict=True))
+    head, rows = _numbers(steps, values, title, lambda v: _told(name, v))
     says = tuple(sentence for p in named for sentence in places.titles(p.finding.name))
     return Figure(
         name.replace("_", "-"),
@@ -187,7 +208,7 @@ def _number(name: str, series: JSON, places: Places) -> Figure:
         data,
         frame,
         tuple(legend),
-        ("Step", title),
+        head,
         rows,
         named,
     )
