@@ -19,6 +19,9 @@ XID = "[Tue Mar  5 15:20:08 2024] NVRM: Xid (PCI:0000:3b:00): 79, pid=4312, name
         ("gpu17.dmesg", "gpu17"),
         ("dmesg.gpu17.log.gz", "gpu17"),
         ("GPU17_kern.log", "gpu17"),
+        ("gpu17-sol.txt", "gpu17"),
+        ("bmc-console-gpu17.log", "gpu17"),
+        ("console.log", None),
         ("logs/gpu17/dmesg.log", "gpu17"),
         ("dmesg-gpu20.txt", "gpu20"),
         ("dmesg-gpu16.txt", "gpu16.cluster.local"),
@@ -73,3 +76,41 @@ def test_a_log_that_is_not_named_after_its_node(tmp_path: Path) -> None:
 
 def test_hosts_of_which_nobody_speaks(tmp_path: Path) -> None:
     assert whose(tmp_path, ("a.log", "b.log", "c.log"), host="gpu-") == []
+
+
+def test_logs_that_have_the_numbers_of_their_hosts(tmp_path: Path) -> None:
+    """`node-0.out` and `node-1.out` are those of q0 and q1, as their sockets say: `node-2.out` is that of q2, where the job knows a q2."""
+    mapping = (
+        "[2024-03-05 14:10:02,101] [INFO] [launch.py:163:main] global_rank_mapping=defaultdict(<class 'list'>, {'q0': [0], 'q1': [1], 'q2': [2]})\n"
+    )
+    assert numbered(tmp_path, mapping, "[q0]", "[q1]") == ["q2"]
+    assert numbered(tmp_path, mapping, "[q1]", "[q2]") == []
+    assert numbered(tmp_path, "", "[q0]", "[q1]") == []
+
+
+def numbered(folder: Path, mapping: str, *addresses: str) -> list[str]:
+    lost = "[W210 09:15:22.000000001 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=3, addr={}:41222, remote=[q0]:29400): Connection reset by peer\n"
+    raised = f'Traceback (most recent call last):\n  File "/usr/local/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n{JOINED}'
+    (folder / "node-0.out").write_text(mapping + lost.format(addresses[0]) + raised)
+    (folder / "node-1.out").write_text(lost.format(addresses[1]))
+    (folder / "node-2.out").write_text(NOT_FOUND)
+    failure = diagnose(read(folder)).failure
+    assert failure is not None
+    return list(failure["hosts"])
+
+
+POD = "Name:             trainer-0\nNode:             {}\nStatus:           Failed\nContainers:\n  main:\n    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n"
+
+
+def test_the_end_of_a_pod_is_on_its_node(tmp_path: Path) -> None:
+    (tmp_path / "describe-trainer-0.txt").write_text(POD.format("node7/10.0.0.7"))
+    failure = diagnose(read(tmp_path)).failure
+    assert failure is not None
+    assert failure["hosts"] == ["node7"]
+
+
+def test_of_two_pods_in_one_description_the_node_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "describe.txt").write_text(POD.format("node7/10.0.0.7") + POD.format("node8/10.0.0.8"))
+    failure = diagnose(read(tmp_path)).failure
+    assert failure is not None
+    assert failure["hosts"] == []

@@ -52,6 +52,14 @@ def test_a_launcher_line_after_work_begins_an_attempt() -> None:
     assert attempts_of(made) == [0, 0, 1, 2, 2]
 
 
+def test_a_node_that_ssh_does_not_reach_ends_no_attempt() -> None:
+    """The launchers of the other nodes start after it; a launcher that is called again is the next start."""
+    refused = {"kind": "end", "name": "exit-code", "value": 255.0}
+    assert tables([start(), refused, start("node"), step(1)])["attempts"].count == 1
+    assert tables([start(), refused, start(), start("node"), step(1)])["attempts"].count == 2
+    assert tables([start(), {**refused, "value": 1.0}, start("node"), step(1)])["attempts"].count == 2
+
+
 def test_every_rank_s_engine_line_begins_no_attempt_of_its_own() -> None:
     """Four processes print the engine's line; only after steps, or an end, does it mean a new start."""
     first = [start(), *(start("engine") for _ in range(4)), step(1), step(2)]

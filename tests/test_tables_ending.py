@@ -146,6 +146,16 @@ def test_a_script_that_says_it_is_done() -> None:
     assert status(*STEPS, end("script-done")) == ("completed", None, 3)
 
 
+def test_a_script_that_says_it_is_done_and_trains_on_is_not() -> None:
+    """A first phase came to its end, of which the second one's steps say nothing."""
+    assert status(*STEPS, end("script-done"), *(step(n) for n in range(3, 30)))[0] == "incomplete"
+
+
+def test_a_pod_that_succeeded_completes_the_run_where_nothing_failed() -> None:
+    assert status(*STEPS, end("k8s-succeeded"))[0] == "completed"
+    assert status(*STEPS, end("k8s-succeeded"), end("exit-code", 1.0))[0] == "failed"
+
+
 def test_the_planned_number_of_iterations_is_an_end() -> None:
     rows = [{"kind": "iteration", "name": "megatron", "step": n, "value": 30.0} for n in (10, 20, 30)]
     assert status(*rows)[0] == "completed"

@@ -77,7 +77,7 @@ def hf_runtime(found: Records) -> Iterator[Rows]:
 
 _SUBJECTS = ("training", "Training", "TRAINING", "fine-tuning", "Fine-tuning", "finetuning", "Finetuning", "fit", "Fit", "run", "Run", "job", "Job")
 _WORDS = tuple(f"{subject} {is_}{done}" for subject in _SUBJECTS for is_ in ("", "is ") for done in ("finished", "done", "complete"))
-_ALONE = r"^(?:\[[^\]]*\]:?|[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
+_ALONE = r"^(?:\[[^\]]*\]:?|[\w.]+ - (?i:info|debug|warning|notice) - |[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
 
 
 _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
@@ -91,18 +91,39 @@ _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
 # `Trainer.fit` stopped: `max_steps=1000` reached.
 @records(
     "script-done",
-    mark=(*_WORDS, "TRAINING FINISHED", "TRAINING DONE", "TRAINING COMPLETE", "`Trainer.fit` stopped: `max_"),
+    mark=(
+        *_WORDS,
+        "TRAINING FINISHED",
+        "TRAINING DONE",
+        "TRAINING COMPLETE",
+        "`Trainer.fit` stopped: `max_",
+        "Finished training",
+        "finished training",
+    ),
     head=_ALONE,
     pattern=(
         r"^(?P<words>(?:(?i:(?:training|fine-?tuning|fit) (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,10}\.?)?(?:: [^%]+)?)"
         # a job script says "job done" and "run finished" of a run that crashed as well: only with what was done
         rf"|(?i:(?:run|job) (?:is )?(?:finished|done|completed?))(?: successfully|(?:,? after|:) [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)"
+        rf"|[Ff]inished training(?: (?:at|after) (?:{_OF} [\d,]+|[\d,]+ {_OF})\b[^%]*|, [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)?"
         r"|`Trainer\.fit` stopped: `max_(?:steps|epochs)=\d+` reached)[\s.!=*#~-]*)$"
     ),
 )
 def script_done(found: Records) -> Iterator[Rows]:
     """Give the end in the user script's own words: only where they are the whole of a line, but for stamps and prefixes."""
     yield found.rows("end", "script-done", text=pc.utf8_trim_whitespace(found["words"]))
+
+
+# all 400 steps done; uploading
+@records(
+    "script-all-done",
+    mark=tuple(f"{what} {done}" for what in ("steps", "iterations", "epochs") for done in ("done", "finished", "completed")),
+    head=_ALONE.removesuffix("$") + r"(?P<all>[Aa]ll \d[\d,]* (?:training )?)$",
+    pattern=r"^(?P<words>(?:steps|iterations|epochs) (?:done|finished|completed)(?:[.!;,][^%]{0,120})?)\s*$",
+)
+def script_all_done(found: Records) -> Iterator[Rows]:
+    """Give the end in the user script's own words, where it counts all of its steps."""
+    yield found.rows("end", "script-done", text=joined(found["all"], found["words"]))
 
 
 # Detected KeyboardInterrupt, attempting graceful shutdown ...
@@ -129,7 +150,7 @@ _K8S = {
 @records(
     "kubernetes-reason",
     mark=tuple(_K8S),
-    head=r"(?:(?:^\s*(?:- )?|[{,]\s*)\"?|^(?:[\w.-]+\s+)?[\w.-]+)(?P<before>[Rr]eason\"?[:=]\s*\"?|\s+\d+/\d+\s+)$|^(?P<event>Warning\s+)$",
+    head=r"(?:(?:^\s*(?:- )?|[{,]\s*)\"?|^(?:[\w.-]+\s+)?[\w.-]+)(?P<before>[Rr]eason\"?[:=]\s*\"?|\s+\d+/\d+\s+)$|^\s*(?P<event>Warning\s+|Failed\s+True\s+)$",
     pattern=r"^(?P<reason>OOMKilled|Evicted|DeadlineExceeded)\b",
 )
 def k8s_reason(found: Records) -> Iterator[Rows]:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.parsers._facts import joined
 from pipelog.parsers._stamps import iso_ns, rfc_ns
-from pipelog.parsing import Block, Records, Row, Rows, block, lines
+from pipelog.parsing import Block, Records, Row, Rows, block, lines, records
 
 _FIELD = re.compile(r"^\s*(?P<key>Reason|Exit Code|Signal|Finished):\s+(?P<value>\S.*?)\s*$")
 
@@ -109,7 +110,7 @@ _NAMES = {
     "kubernetes-event",
     mark=tuple(_NAMES),
     pattern=(
-        r"^(?:\s*(?:Normal|Warning) +.*?|\S* +(?:Normal|Warning) +.*?|\s*(?:Reason|Message|Status|reason|message): +\"?(?:Pod )?|Pod |Job has )"
+        r"^(?:\s*(?:Normal|Warning) +.*?|\S* +(?:Normal|Warning) +.*?|\s*(?:- )?['\"]?(?:Reason|Message|Status|reason|message)['\"]?: +['\"]?(?:Pod )?|Pod |Job has )"
         rf"(?:Node (?P<lost>[\w.-]+) )?(?P<what>{'|'.join(_NAMES)})"
         r"(?:.*? on node (?P<node>[\w.-]+)|.*? node/(?P<object>[\w.-]+)|.*? Node (?P<named>[\w.-]+) (?:status is now|event): )?"
     ),
@@ -119,3 +120,24 @@ def event(found: Records) -> Iterator[Rows]:
     name = pa.array(list(_NAMES.values())).take(pc.index_in(found["what"], pa.array(list(_NAMES))))
     host = pc.coalesce(*(found[group] for group in ("node", "object", "named", "lost")), found.columns["host"])
     yield found.rows("end", name, host=host, text=pc.utf8_trim_whitespace(found["line"]))
+
+
+# Node:             node7/10.0.0.7
+#   Normal   Scheduled  18m   default-scheduler  Successfully assigned team/trainer-0 to node7
+#   message: Successfully assigned team/trainer-0 to node7
+@lines(
+    "kubernetes-node",
+    mark=("Node:  ", "Successfully assigned "),
+    pattern=r"^(?:Node: +(?P<node>[\w.-]+)/[0-9a-fA-F.:]+|(?:\S* *(?:Normal) +|\s*(?:- )?['\"]?[Mm]essage['\"]?: +)[^%]*?\bSuccessfully assigned \S+ to (?P<to>[\w.-]+))['\",]*\s*$",
+)
+def placed(found: Records) -> Iterator[Rows]:
+    """Give the node on which a pod was placed, as a fact: the file may be of one pod, and its name is none of the host."""
+    yield found.rows("fact", "pod.node", text=pc.coalesce(found["node"], found["to"]))
+
+
+# Status:           Succeeded
+#   phase: Succeeded
+@records("kubernetes-succeeded", mark="Succeeded", head=r"^(?:Status:\s+|\s*\"?phase\"?: \"?)$", pattern=r"^(?P<word>Succeeded)\"?,?\s*$")
+def succeeded(found: Records) -> Iterator[Rows]:
+    """Give a pod whose containers have all ended well."""
+    yield found.rows("end", "k8s-succeeded", text=joined("Status: ", found["word"]))

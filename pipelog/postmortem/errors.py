@@ -42,7 +42,7 @@ _COLUMNS = (
     "line",
     "text",
 )
-_FINE = frozenset({"exit-success", "training-done", "script-done", "exiting"})
+_FINE = frozenset({"exit-success", "training-done", "script-done", "exiting", "k8s-succeeded"})
 """Ends that are none of a failure."""
 _COPIES = ("level", "bare-exception", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""

@@ -52,7 +52,7 @@ def whom_of(
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
-    hosts = hosts_of(ranks, same, topology)
+    hosts = hosts_of(ranks, same.iloc[:0] if kind.name == "rendezvous" else same, topology)  # who waited in vain is not who did not come
     if kind.name == "rendezvous" and not hosts:
         unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
         hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipelog.events import WORD
 
-_WHAT = re.compile(r"(?i)(?:^|(?<=[-_.]))(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?)(?=[-_.]|$)")
+_WHAT = re.compile(r"(?i)(?:^|(?<=[-_.]))(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?|sol|bmc|ipmi(?:tool)?|serial|console)(?=[-_.]|$)")
 _SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|gz|zst|xz|bz2))+$")
 _DIGITS = re.compile(r"\d+")
 
@@ -23,7 +23,7 @@ def with_hosts(table: pa.Table) -> pa.Table:
     That it is one is known from other lines: it must be a host that they name, or be built like one (`q9` beside `q1` and `q2`: a host that
     is none of the job's).
     """
-    table = _of_nodes(table)
+    table = _of_pods(_of_nodes(table))
     mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "kernel", "storage"))
     if not pc.any(mine).as_py():
         return table
@@ -57,11 +57,52 @@ def _of_nodes(table: pa.Table) -> pa.Table:
     hosts = [stem for stem in stems.values() if _short(stem) in known]
     forms = {_form(stem) for stem in hosts}
     if len(set(hosts)) < 2 or len(forms) != 1:
-        return table
+        return _filled(table, mine, _by_number(table, stems))
     return _filled(table, mine, {file: stem for file, stem in stems.items() if _form(stem) in forms})
 
 
 _ADDRESS = re.compile(r"\b(?:addr|remote)=\[([A-Za-z][\w.-]*)\]:\d")
+_OWN_ADDRESS = re.compile(r"\baddr=\[([A-Za-z][\w.-]*)\]:\d")
+
+
+def _by_number(table: pa.Table, stems: dict[str, str]) -> dict[str, str]:
+    """File → host, where logs of one form (`node-#.out`) are of hosts of one form with the same number: `node-1.out` of q1, `node-3.out` of q3.
+
+    At least two files must say so, none otherwise (each by the address of its sockets, or by the one host of its lines), and somebody must
+    name the host.
+    """
+    columns = table.select(["file", "host", "kind", "text"])
+    rows = columns.filter(pc.and_(pc.is_valid(columns.column("file")), _named(columns.column("kind"), pc.equal, "error", "end", "process")))
+    own: dict[str, set[str]] = {}
+    for file, host, text in zip(*(rows.column(c).to_pylist() for c in ("file", "host", "text")), strict=True):
+        own.setdefault(file, set()).update([host] if host else [], _OWN_ADDRESS.findall(text or ""))
+    known = {host for host in table.column("host").unique().to_pylist() if host}
+    found: dict[str, str] = {}
+    for form in {_form(stem) for stem in stems.values() if _NUMBERED.fullmatch(stem)}:
+        mine = {file: _DIGITS.findall(stem)[0] for file, stem in stems.items() if _form(stem) == form}
+        pairs = {(mine[file], host) for file, hosts in own.items() if file in mine and len(hosts) == 1 for host in hosts}
+        ends = {(number, _LAST_NUMBER.sub("#", host)) for number, host in pairs if (m := _LAST_NUMBER.search(host)) and m.group() == number}
+        if len(ends) < 2 or len(ends) != len(pairs) or len({shape for _, shape in ends}) != 1:
+            continue
+        shape = ends.pop()[1]
+        found |= {file: host for file, number in mine.items() if (host := shape.replace("#", number)) in known}
+    return found
+
+
+_NUMBERED = re.compile(r"[^\d]*\d+[^\d]*")
+_LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
+
+
+def _of_pods(table: pa.Table) -> pa.Table:
+    """The host of what a description of one pod, or its events, say of its end or of its containers: the node on which it was placed."""
+    nodes = table.filter(_named(table.column("name"), pc.equal, "pod.node")).select(["file", "text"]).to_pylist()
+    if not nodes:
+        return table
+    of: dict[str, set[str]] = {}
+    for row in nodes:
+        of.setdefault(row["file"], set()).add(row["text"])
+    mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "k8s-", "container"))
+    return _filled(table, mine, {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1})
 
 
 def _form(name: str) -> str:

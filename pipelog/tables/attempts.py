@@ -14,6 +14,8 @@ from pipelog.tables import frame, of_kind, table
 
 _STRONG = frozenset({"launcher", "torchrun", "restart"})
 _OVER = frozenset({"exit-code", "exit-success"})
+_OF_SSH = 255
+"""What ssh leaves with where it could not reach a node, or lost it."""
 _ACTIVITY = ("step", "progress", "iteration", "end", "error")
 _DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-fault", "fatal-python"})
 """Errors that are a sign that something ran and broke: warnings and words are not."""
@@ -76,7 +78,7 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
     strong = weak = begun = False  # seen since the last cut: any sign of work; steps or ends; a start
     last_step: dict[str, int] = {}
     traced: int | None = None  # the shell's trace of the command that starts: it belongs to the start that follows, and is none by itself
-    for kind, name, step, line in zip(rows["kind"], rows["name"], rows["step"], rows["line"], strict=True):
+    for kind, name, step, value, line in zip(*(rows[c] for c in ("kind", "name", "step", "value", "line")), strict=True):
         if kind == "start" and name == "shell":
             traced = int(line)
             continue
@@ -89,7 +91,7 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
             begun, traced = True, None
             continue
         strong, traced = True, None
-        weak = weak or kind != "error"
+        weak = weak or (kind != "error" and not (name == "exit-code" and value == _OF_SSH))  # the launchers of other nodes start after it
         if kind == "step" and not pd.isna(step):
             if int(step) < last_step.get(name, -1):
                 cuts.append(int(line))

@@ -126,7 +126,7 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         return _ending(number, "failed", own.iloc[0])
     if len(uncaught) or len(signals):
         return _stopped(number, uncaught, signals, bad)
-    said = ends[ends["name"].isin(["script-done", "exiting"])]
+    said = _not_survived(ends[ends["name"].isin(["script-done", "exiting", "k8s-succeeded"])], made)
     if len(said):
         return _ending(number, "completed", said.iloc[-1])
     planned = rows[(rows["kind"] == "iteration") & rows["value"].notna()]
