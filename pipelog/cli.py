@@ -6,6 +6,7 @@ Exit codes: 0; 1 where --fail-on says so; 2 for what the user can put right (one
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -87,15 +88,15 @@ def analyze(
 
     Prints the verdict and writes pipelog-<folder>.html into the current directory.
     """
-    from pipelog.diagnosis import diagnose  # noqa: PLC0415  (keeps --help and completion fast)
+    from pipelog.kept import analyzed  # noqa: PLC0415  (keeps --help and completion fast)
     from pipelog.tables.unread import NOTE  # noqa: PLC0415
 
     wanted = _formats(formats) or _formats(_by_suffix(output))
     options = dict(_setting(s) for s in settings)
     name = _name(paths)
     with _given(paths) as places:
-        events = _read(places, jobs, cached=not no_cache, quiet=quiet)
-        report = diagnose(events, attempt=attempt, options=options, name=name, redact=redact)
+        given = functools.partial(_read, places, jobs, cached=not no_cache, quiet=quiet)
+        report = analyzed(places, given, attempt=attempt, options=options, name=name, redact=redact, cached=not no_cache and "-" not in paths)
     for note in report.notes:
         if note.startswith(NOTE):
             click.echo(f"pipelog: {note}", err=True)
@@ -408,13 +409,14 @@ def diff(a: str, b: str, form: str | None, output: str | None, jobs: int | None,
 
 def _report(path: str, jobs: int | None, *, redact: bool, cached: bool, quiet: bool) -> Any:
     """A report.json is read; anything else is analyzed first."""
-    from pipelog.diagnosis import diagnose  # noqa: PLC0415
+    from pipelog.kept import analyzed  # noqa: PLC0415
     from pipelog.planning.from_run import saved  # noqa: PLC0415
     from pipelog.redaction import redacted  # noqa: PLC0415
 
     report = saved(path)
     if report is None:
-        return diagnose(_read((path,), jobs, cached=cached, quiet=quiet), name=_name((path,)), redact=redact)
+        given = functools.partial(_read, (path,), jobs, cached=cached, quiet=quiet)
+        return analyzed((path,), given, attempt=None, options={}, name=_name((path,)), redact=redact, cached=cached)
     return redacted(report) if redact else report
 
 

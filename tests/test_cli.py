@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import pipelog.diagnosis
+import pipelog.kept
 from pipelog.cli import main
 from pipelog.events import Events
 from tests.conftest import FIXTURES
@@ -134,7 +135,7 @@ def test_a_failure_inside_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr(pipelog.diagnosis, "diagnose", broken)
+    monkeypatch.setattr(pipelog.kept, "diagnose", broken)
     done = run("analyze", HEAVY)
     assert done.exit_code == 2
     assert "ZeroDivisionError" in done.stderr
@@ -179,6 +180,47 @@ def test_no_cache_leaves_none(tmp_path: Path) -> None:
     log.write_text((HEAVY / "logs" / "train.log").read_text() + "noise\n" * 200_000)
     assert run("analyze", log, "-o", "one.json", "--no-cache").exit_code == 0
     assert not (tmp_path / "cache").exists()
+
+
+def reports_kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "pipelog").glob("*.report.json"))
+
+
+def test_a_report_is_told_again_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelog.kept, "_SMALLEST", 0)
+    folder = tmp_path / "job"
+    shutil.copytree(HEAVY, folder)
+    both = {"html", "json", "md", "sarif"}
+    assert run("analyze", folder, "--format", ",".join(both), "-o", "one/").exit_code == 0
+    monkeypatch.setattr(pipelog.kept, "diagnose", lambda *_, **__: pytest.fail("it was analyzed again"))
+    assert run("analyze", folder, "--format", ",".join(both), "-o", "two/").exit_code == 0
+    made = sorted(Path("one").iterdir())
+    assert len(made) == len(both)
+    assert all(file.read_bytes() == (Path("two") / file.name).read_bytes() for file in made)
+    assert len(reports_kept(tmp_path)) == 1
+
+
+def test_a_report_is_made_anew_for_other_files_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelog.kept, "_SMALLEST", 0)
+    folder = tmp_path / "job"
+    shutil.copytree(HEAVY, folder)
+    for number, more in enumerate(([], ["--redact"], ["--attempt", "0"], ["--set", "PL201.limit=0.3"]), 1):
+        assert run("analyze", folder, "-o", "x.json", *more).exit_code == 0
+        assert len(reports_kept(tmp_path)) == number
+    (folder / "logs" / "train.log").write_text("step 1\n")
+    assert run("analyze", folder, "-o", "x.json").exit_code == 0
+    assert len(reports_kept(tmp_path)) == 5
+    reports_kept(tmp_path)[0].write_text("{")
+    assert run("analyze", folder, "-o", "y.json").exit_code == 0
+    assert run("analyze", folder, "-o", "z.json", "--no-cache").exit_code == 0
+    assert Path("y.json").read_text() == Path("z.json").read_text()
+    assert len(reports_kept(tmp_path)) == 5
+
+
+def test_a_report_that_lacks_a_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelog.kept, "_SMALLEST", 0)
+    assert run("analyze", HEAVY, tmp_path / "gone", "-o", "x.json").exit_code == 0
+    assert reports_kept(tmp_path) == []
 
 
 def test_rules_and_their_pages() -> None:

@@ -52,6 +52,7 @@ LAYERS = (
     ("planning",),
     ("comparing",),
     ("diagnosis",),
+    ("kept",),
     ("cli", "__init__", "__main__"),
 )
 

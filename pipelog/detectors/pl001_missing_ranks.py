@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelog._text import count, listed
 from pipelog.events import Input
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
-from pipelog.tables import CannotTell, frame
+from pipelog.tables import CannotTell, frame, of_kind
 from pipelog.tables.topology import Topology
 
 
@@ -78,7 +78,8 @@ def _joined(placed: pa.Table) -> bool:
 def _merged(inputs: list[Input], placed: pa.Table) -> bool:
     """Whether a log of no single rank holds what ranks print, not only what a launcher prints."""
     several = {i.path for i in inputs if i.kind == "log" and i.notes.get("rank_from_name") is None}
-    return bool(frame(placed, ("step", "iteration", "scalar", "timer", "memory"), ("file",))["file"].isin(several).any())
+    printed = of_kind(placed.select(["kind", "file"]), "step", "iteration", "scalar", "timer", "memory")
+    return not several.isdisjoint(printed.column("file").unique().to_pylist())
 
 
 def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:

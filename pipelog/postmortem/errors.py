@@ -184,7 +184,7 @@ def _times(rows: pd.DataFrame, placed: pa.Table) -> None:
     rows["at_ns"] = pd.array(np.where(np.isnan(at), 0, at).astype(np.int64), dtype="Int64")
     rows.loc[np.isnan(at), "at_ns"] = pd.NA
     since, until = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    place = {f: np.flatnonzero((rows["file"] == f).to_numpy()) for f in rows["file"].unique()}
+    place = rows.groupby("file", sort=False).indices
     by_file = pd.Series(np.arange(len(names))).groupby(names.to_numpy()) if len(names) else []
     for file, index in by_file:
         mine = place.get(file)

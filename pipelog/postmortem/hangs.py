@@ -53,7 +53,7 @@ def heard(placed: pa.Table, topology: Topology) -> frozenset[int]:
     rows = frame(
         placed, ("error", "end", "process", "step", "progress", "iteration", "memory_usage", "overflow", "comm_init"), ("rank", "file", "host")
     )
-    known = rows.dropna(subset=["rank"])
+    known = rows.dropna(subset=["rank"]).drop_duplicates()
     out = set(known["rank"].astype(int))
     mixed = known.groupby("file")["rank"].nunique()
     for file in mixed[mixed > 1].index:

@@ -1,4 +1,5 @@
-"""Event tables of files already read, under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change, the code of pipelog and its plug-ins.
+"""Event tables of files already read (and reports, see `pipelog.kept`), under $XDG_CACHE_HOME/pipelog; keyed by path, size, time of change, the
+code of pipelog and its plug-ins.
 
 Only the command line uses it. A cache that cannot be written or read costs nothing but time.
 """
@@ -11,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -34,21 +36,21 @@ def place(source: Source) -> Path | None:
     """The file of *source* in the cache; None for small files, which are read again as fast."""
     if source.bytes < _SMALLEST:
         return None
-    key = f"{source.path.resolve()}\0{source.shown}\0{source.bytes}\0{source.modified_ns}\0{_code()}"
+    key = f"{source.path.resolve()}\0{source.shown}\0{source.bytes}\0{source.modified_ns}\0{code()}"
     return folder() / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.parquet"
 
 
 @functools.cache
-def _code() -> str:
+def code() -> str:
     """Version, and when each module was changed: what an earlier state of a clone has read counts no more."""
     modules = sorted(Path(__file__).parents[1].rglob("*.py"))
     return repr((__version__, [(m.name, m.stat().st_mtime_ns) for m in modules], _plugins()))
 
 
 def _plugins() -> list[tuple[str, str | None, int | None]]:
-    """The parsers that other distributions offer: module, version, and when it was changed."""
+    """What other distributions offer: module, version, and when it was changed."""
     found = []
-    for plugin in entry_points(group="pipelog.parsers"):
+    for plugin in (p for group in entry_points().groups if group.startswith("pipelog.") for p in entry_points(group=group)):
         changed = None
         with contextlib.suppress(ImportError, OSError, ValueError):  # what cannot be found is said when it is loaded
             spec = importlib.util.find_spec(plugin.module)
@@ -69,14 +71,35 @@ def load(path: Path) -> Events | None:
     return None
 
 
+def text(path: Path) -> str | None:
+    """The text that was kept, None where there is none."""
+    try:
+        if path.exists():
+            os.utime(path)
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return None
+    return None
+
+
 def keep(path: Path, events: Events) -> None:
+    """Keep the events of a file."""
+    _keep(path, events.write)
+
+
+def keep_text(path: Path, content: str) -> None:
+    """Keep a text."""
+    _keep(path, lambda part: part.write_text(content, encoding="utf-8"))
+
+
+def _keep(path: Path, write: Callable[[Path], object]) -> None:
     """Write whole or not at all; then let the oldest go where the cache has grown too large."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
             name = Path(part.name)
         try:
-            events.write(name)
+            write(name)
             name.replace(path)
         finally:
             name.unlink(missing_ok=True)
@@ -86,7 +109,7 @@ def keep(path: Path, events: Events) -> None:
 
 
 def _trim(directory: Path) -> None:
-    files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in directory.glob("*.parquet")), reverse=True)
+    files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in directory.iterdir() if f.suffix in (".parquet", ".json")), reverse=True)
     total = 0
     for _, size, file in files:
         total += size

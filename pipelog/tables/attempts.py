@@ -74,6 +74,8 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
     """Lines at which a new attempt begins in one file."""
+    if _at_one_go(rows):
+        return []
     cuts: list[int] = []
     strong = weak = begun = False  # seen since the last cut: any sign of work; steps or ends; a start
     last_step: dict[str, int] = {}
@@ -98,6 +100,16 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
                 last_step = {}
             last_step[name] = int(step)
     return cuts
+
+
+def _at_one_go(rows: pd.DataFrame) -> bool:
+    """Whether nothing starts after something was done, and no step goes back: as in nearly every file, however long."""
+    kind = rows["kind"].to_numpy()
+    worked = np.flatnonzero(kind != "start")
+    if len(worked) and (kind[worked[0] :] == "start").any():
+        return False
+    steps = rows.loc[(kind == "step") & rows["step"].notna().to_numpy(), ["name", "step"]]
+    return not len(worked) or not (steps.groupby("name", dropna=False)["step"].diff().astype("float64") < 0).any()
 
 
 def times_by_file(events: pa.Table) -> dict[str, pd.DataFrame]:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipelog.events import Input
 
-_OBJECT = re.compile(
+_OBJECT = (
     r"^\S+ +(?:Normal|Warning) +\S+ +(?:pod|(?:[a-z]+job|job|jobset|podgroup|rayjob|raycluster)(?:\.[a-z.]+)?|workload/(?:[a-z]+job|job|jobset|pod|raycluster))"
     r"[/-](?P<pod>[a-z0-9][a-z0-9.-]*)\s"
 )
@@ -29,9 +31,10 @@ def of_other_pods(rows: pd.DataFrame, inputs: Iterable[Input]) -> NDArray[Any]:
     That is told only where a log is named after a pod of the job, and neither it nor any file, folder or host has the name of the
     event's pod or is of the same job.
     """
-    objects = rows["text"].fillna("").str.extract(_OBJECT.pattern)["pod"]
-    if not objects.notna().any():
+    about = pc.extract_regex(pa.array(rows["text"], pa.string(), from_pandas=True), _OBJECT)  # rows are many, events few
+    if about.null_count == len(rows):
         return np.zeros(len(rows), bool)
+    objects = pc.if_else(pc.is_valid(about), about.field("pod"), None).to_pylist()
     paths = [PurePath(i.path) for i in inputs]
     named = {word for path in paths for word in re.split(r"[_.]", path.name.removeprefix("describe-"))}
     jobs = {match["job"] for word in named if not _NO_POD.match(word) and (match := _POD.fullmatch(word))}

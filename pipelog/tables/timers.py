@@ -19,27 +19,30 @@ def timers(placed: pa.Table, steps: Steps, config: Config) -> pd.DataFrame:
     The lines of an interval stand around its `steps:` line: `pipe_…` after it, all others before. A printed value is the sum over
     the steps of the interval; releases 0.4.0 - 0.5.6 keep the last micro-batch only, so their timers are left out.
     """
-    rows = frame(placed, ("timer", "step"), ("kind", "name", "rank", "step", "dur_ns", "file", "line"))
+    rank = placed.column("rank")
+    first = pa.compute.or_(pa.compute.is_null(rank), pa.compute.equal(rank, 0))  # other ranks' timers are not told: no need to copy them
+    columns = ("kind", "name", "step", "dur_ns", "file", "line")
+    rows = frame(placed.select(columns).filter(pa.compute.fill_null(first, True)), ("timer", "step"), columns)
     lines = rows[(rows["kind"] == "step") & (rows["name"] == "deepspeed")].dropna(subset=["step"]).sort_values(["file", "line"])
     found = rows[rows["kind"] == "timer"].sort_values(["file", "line"])
     version = version_tuple(config.deepspeed)
     if not len(found) or not len(lines) or (0, 4, 0) <= version <= (0, 5, 6):
         return pd.DataFrame({"step": pd.Series(dtype="int64")})
+    codes, words = pd.factorize(found["name"])  # few words, many rows
+    found = found.assign(after=np.array([str(word).startswith("pipe_") for word in words], bool)[codes])
+    printed = dict(iter(lines.groupby("file", sort=False)))
     parts = []
     for file, mine in found.groupby("file", sort=False):
-        at = lines[lines["file"] == file]
-        if not len(at):
+        at = printed.get(file)
+        if at is None:
             continue
         line, marks, number = mine["line"].to_numpy(), at["line"].to_numpy(), at["step"].to_numpy(dtype=np.int64)
-        after = mine["name"].str.startswith("pipe_").to_numpy()
-        index = np.where(after, np.searchsorted(marks, line, side="right") - 1, np.searchsorted(marks, line, side="left"))
+        index = np.where(mine["after"], np.searchsorted(marks, line, side="right") - 1, np.searchsorted(marks, line, side="left"))
         inside = (index >= 0) & (index < len(marks))
-        part = mine[inside].assign(step=number[index[inside]])
-        parts.append(part)
+        parts.append(mine[inside].assign(step=number[index[inside]]))
     if not parts:
         return pd.DataFrame({"step": pd.Series(dtype="int64")})
     joined = pd.concat(parts)
-    joined = joined[joined["rank"].isna() | (joined["rank"] == 0)]
     joined = joined[joined["file"] == joined.groupby("step")["file"].transform("first")]  # the same lines in the merged log and in rank 0's
     joined["dur_ns"] = joined["dur_ns"].astype("float64")
     wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="sum").add_suffix("_ns")
@@ -64,8 +67,9 @@ def megatron_timers(placed: pa.Table) -> pd.DataFrame:
     lines = rows[(rows["kind"] == "step") & rows["name"].isin(["megatron", "neox"])].sort_values(["file", "line"])
     found = rows[(rows["kind"] == "megatron_timer") & rows["text"].isna()].sort_values(["file", "line"])
     parts = []
+    printed = dict(iter(lines.groupby("file", sort=False)))
     for file, mine in found.groupby("file", sort=False):
-        at = lines[lines["file"] == file]
+        at = printed.get(file, lines.iloc[:0])
         index = np.searchsorted(at["line"].to_numpy(), mine["line"].to_numpy(), side="right") - 1
         good = index >= 0
         parts.append(mine[good].assign(step=at["step"].to_numpy()[index[good]], step_ns=at["dur_ns"].to_numpy()[index[good]]))
