@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := fixtures/runs/heavy-stage2
 
-.PHONY: demo test lint format bench reports picture browser clean
+.PHONY: demo test lint format bench reports picture docs browser clean
 
 demo: $(BIN)/.installed
 	$(BIN)/pipelog analyze $(DEMO)
@@ -28,6 +28,11 @@ bench: $(BIN)/.installed .venv-hta/bin/.installed
 reports: $(BIN)/.installed-test browser
 	$(BIN)/python tools/make_reports.py
 
+# the documentation in site/, which opens from disk
+docs: $(BIN)/.installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo site/index.html
+
 picture: $(BIN)/.installed-test browser
 	$(BIN)/python tools/make_picture.py
 
@@ -47,7 +52,7 @@ $(BIN)/.installed: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(BIN)/.installed-test: $(BIN)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,lint]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,lint,docs]'
 	touch $@
 
 .venv-hta/bin/.installed:
@@ -56,4 +61,4 @@ $(BIN)/.installed-test: $(BIN)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-hta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-hta build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
