@@ -29,6 +29,7 @@ from pipelog.postmortem.kinds import KINDS
 from pipelog.registry import load
 from pipelog.schema import text as schema
 from tests.conftest import FIXTURES, ROOT
+from tools.chromium import NoChromium, browser
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PLUGIN = ROOT / "docs" / "extending.md"
@@ -192,6 +193,30 @@ def test_the_site_builds_and_all_that_it_names_is_there(site: Path) -> None:
 
 def test_the_site_is_of_moderate_size(site: Path) -> None:
     assert sum(f.stat().st_size for f in site.rglob("*") if f.is_file()) < 25e6
+
+
+@pytest.mark.browser
+def test_the_site_opens_from_disk_and_searches_without_network(site: Path) -> None:
+    """At 390 px nothing is wider than the page; a search finds a page; what the console says is told."""
+    said: list[str] = []
+    try:
+        with browser() as chromium:
+            page = chromium.new_page(viewport={"width": 390, "height": 800})
+            page.on("console", lambda m: said.append(m.text))
+            page.on("pageerror", lambda e: said.append(str(e)))
+            page.on("request", lambda r: None if r.url.startswith("file:") else said.append(r.url))
+            for name in ("index", "good-logs", "report-json", "failures", "rules/PL401", "reports/index"):
+                page.goto((site / f"{name}.html").as_uri())
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+            page.set_viewport_size({"width": 1280, "height": 800})
+            page.goto((site / "rules" / "PL201.html").as_uri())
+            page.wait_for_function("typeof __index === 'object' && document.querySelector('iframe')")
+            page.click(".md-search__input")
+            page.keyboard.type("flight recorder")
+            page.wait_for_selector("a.md-search-result__link[href*='good-logs.html']", state="attached", timeout=10_000)
+    except NoChromium as error:
+        pytest.skip(f"browser: {error}")
+    assert said == []
 
 
 # ---- examples

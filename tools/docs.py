@@ -136,6 +136,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown.replace("<!-- columns -->", _columns())
 
 
+def on_post_build(config: Any) -> None:
+    """A hook of mkdocs: the search index as a script, too, which a page opened from disk can load."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
 def prose(text: str) -> str:
     """Text of the code as Markdown: nothing but code between backticks means anything, names of rules and ids lead to their pages."""
     parts = re.split(r"(`[^`]+`)", text)
@@ -346,7 +352,9 @@ def _fields(
     for other in part.get("oneOf", []) + part.get("allOf", []):
         extra = document["$defs"][other["$ref"].rpartition("/")[2]] if "$ref" in other else other
         part = {**extra, **part, "properties": {**extra.get("properties", {}), **part.get("properties", {})}}
-    yield path, _type(part), f"{meaning}{'' if present else ' (may be absent)'}".strip()
+    meaning = f"{meaning}{'' if present else ' (may be absent)'}".strip()
+    if meaning or not path.endswith("[]") or _type(part) != "object":  # that items are objects is seen from their fields
+        yield path, _type(part), meaning
     needed = part.get("required", ())
     for name, below in part.get("properties", {}).items():
         yield from _fields(f"{path}.{name}", below, document, present=name in needed, within=within)
