@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
 
 def percent(share: float) -> str:
     """0.4286 → "42.9 %"; whole per cents from 100 on."""
@@ -120,3 +122,20 @@ def wrapped(page: str) -> str:
         else:
             parts.append(line.strip())
     return "\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False, break_long_words=False) for part in parts).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def visible(text: str) -> str:
+    """*text* with what nobody sees made visible: control pictures for control characters, ⟨U+202E⟩ for marks that turn the line around.
+
+    Lone surrogates, which no file can hold, become U+FFFD. Escaping is another matter, and left to the output.
+    """
+    return _ODD.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return "\ufffd" if code < 0xA0 or 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"

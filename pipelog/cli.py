@@ -237,23 +237,28 @@ def _save(place: Path, text: str) -> None:
 @_paths
 @click.option("-o", "--output", required=True, metavar="FILE", help="Where to write: .parquet or .csv; with --perfetto .json or .json.gz.")
 @click.option("--perfetto", is_flag=True, help="Write one timeline of all ranks' traces on one clock instead, for Perfetto or chrome://tracing.")
+@click.option(
+    "--redact", is_flag=True, help="Replace names of hosts, users, paths and addresses, to share the timeline. The table is never redacted."
+)
 @_reading
-def events(paths: tuple[str, ...], output: str, jobs: int | None, *, perfetto: bool, no_cache: bool, quiet: bool) -> None:
+def events(paths: tuple[str, ...], output: str, jobs: int | None, *, perfetto: bool, redact: bool, no_cache: bool, quiet: bool) -> None:
     """Write the event table as Parquet (which `analyze` reads again) or CSV, or the traces as one timeline."""
+    if redact and not perfetto:
+        raise BadOption("--redact: the table holds the lines as they are, secrets too, and is not for sharing; share `analyze --redact` instead")
     endings = (".json", ".json.gz") if perfetto else (".csv", ".parquet")
     if not output.endswith(endings):
         raise BadOption(f"-o {output}: the {'timeline' if perfetto else 'table'} is written as {' or '.join(endings)}")
     with _given(paths) as places:
         table = _read(places, jobs, cached=not no_cache, quiet=quiet)
         try:
-            said = (_timeline if perfetto else _table)(table, output, _name(paths))
+            said = _timeline(table, output, _name(paths), redact=redact) if perfetto else _table(table, output)
         except OSError as error:
             raise BadOption(f"cannot write {output}: {error.strerror or error}") from error
     if not quiet:
         click.echo(said, err=True)
 
 
-def _table(table: Any, output: str, _: str) -> str:
+def _table(table: Any, output: str) -> str:
     from pipelog.placing import placed  # noqa: PLC0415
 
     table = placed(table)
@@ -264,12 +269,12 @@ def _table(table: Any, output: str, _: str) -> str:
     return f"{count(table.table.num_rows, 'event')} of {count(len(table.inputs), 'file')} in {output}"
 
 
-def _timeline(table: Any, output: str, name: str) -> str:
+def _timeline(table: Any, output: str, name: str, *, redact: bool) -> str:
     from pipelog import timeline  # noqa: PLC0415
     from pipelog.diagnosis import diagnose  # noqa: PLC0415
 
     timeline.need_traces(table)
-    made = timeline.write(table, diagnose(table, name=name), output)
+    made = timeline.write(table, diagnose(table, name=name), output, redact=redact)
     apart = f"; {len(made.apart)} of them on clocks of their own, which nothing ties to the others" if made.apart else ""
     parts = f"{count(made.slices, 'slice')}, {count(made.arrows, 'arrow')} and {count(made.markers, 'finding')}"
     return f"{parts} of {count(made.processes, 'rank')} in {output}{apart}"

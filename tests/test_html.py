@@ -18,8 +18,9 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import pipelog
+from pipelog._text import visible
 from pipelog.report import Report
-from pipelog.reporters._escape import json_block, label, visible
+from pipelog.reporters._escape import json_block, label
 from pipelog.reporters._figures import AT_NIGHT, SOOT
 from pipelog.reporters._places import placed
 from pipelog.reporters._plotly import library

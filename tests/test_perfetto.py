@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import shutil
 from collections import Counter, defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -261,6 +262,41 @@ def test_gzip_by_name_the_same_bytes_twice_and_no_input_of_its_own(tmp_path: Pat
     inputs = {i.path: i for i in read(tmp_path / "a", jobs=1).inputs}
     assert inputs["merged.json.gz"].kind == "ignored"
     assert "report of pipelog" in inputs["merged.json.gz"].skipped[0].why
+
+
+def test_redacted_it_names_nobody_and_nothing_else_changes(tmp_path: Path) -> None:
+    """Folder and files are named after host and user, whom a traceback tells; a finding holds a token, which goes unasked."""
+    job = tmp_path / "alice-run"
+    shutil.copytree(HEAVY, job, copy_function=shutil.copyfile)
+    log = job / "logs" / "train.log"
+    raised = (
+        "Traceback (most recent call last):",
+        '  File "/home/alice/proj/train.py", line 3, in <module>',
+        "ValueError: HF_TOKEN=hf_AbCdEfGhIjKlMnOpQrStUvWx of alice is wrong",
+    )
+    log.write_text("".join(f"gpu17: {line}\n" for line in [*log.read_text().splitlines(), *(f"[rank0]: {line}" for line in raised)]))
+    for place in sorted((job / "traces").iterdir()):
+        place.rename(place.with_name(f"gpu17_alice_{place.name}"))
+    made = {}
+    for more in ((), ("--redact",)):
+        place = tmp_path / f"{len(more)}.json"
+        assert run("events", job, "--perfetto", "--no-cache", "-o", place, *more).exit_code == 0
+        made[bool(more)] = place.read_text()
+    assert "gpu17_alice" in made[False]
+    assert "hf_AbCdEf" not in made[False]
+    for word in ("gpu17", "alice", "hf_AbCdEf", "/home/"):
+        assert word not in made[True], word
+    plain, hidden = (json.loads(made[k])["traceEvents"] for k in (False, True))
+    assert [{k: v for k, v in e.items() if k not in ("name", "args")} for e in plain] == [
+        {k: v for k, v in e.items() if k not in ("name", "args")} for e in hidden
+    ]
+
+
+def test_the_table_is_not_redacted_and_says_so(tmp_path: Path) -> None:
+    done = run("events", HEAVY, "--redact", "-o", tmp_path / "x.parquet")
+    assert done.exit_code == 2
+    assert "not for sharing" in done.stderr
+    assert not (tmp_path / "x.parquet").exists()
 
 
 @pytest.mark.parametrize(

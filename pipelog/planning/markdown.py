@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pipelog._text import visible
 from pipelog.planning.document import Section, sections
 from pipelog.planning.plan import Plan
-from pipelog.reporters._escape import visible
 
 MARK = "<!-- pipelog plan -->"
 _SIGNS = re.compile(r"([\\*_\[\]<>|#~`])")

@@ -70,19 +70,24 @@ def redacted(report: Report, events: Events | None = None) -> Report:
     if (report.redaction or {}).get("names") is not None:
         return report
     without_secrets(report)
-    cited = _texts({k: v for k, v in report.to_dict().items() if k in ("findings", "failure", "inputs", "run")}, but=_OF_PIPELOG)
-    told = [*cited, *(_words(events, "text") if events is not None else [])]
-    machines = [r.get("host") for r in report.topology.get("ranks", [])]
-    machines += [i["notes"]["host"] for i in report.inputs if i.get("notes", {}).get("host")]
-    machines += sorted(_words(events, "host")) if events is not None else []
-    hosts = names_kept([*machines, *(name for text in told for name in hosts_told(text))])
-    users = names_kept(name for text in told for name in users_told(text))
-    names = Names(hosts, [u for u in users if u not in hosts], _texts(report.to_dict()))
+    names = names_of(report, events)
     _change(report, names.replaced)
     report.tables = {}
     report.redaction = {"secrets": (report.redaction or {}).get("secrets", 0), "names": names.counts()}
     _tell(report)
     return report
+
+
+def names_of(report: Report, events: Events | None = None, also: Iterable[str] = ()) -> Names:
+    """What stands for the names of a report that is not redacted. also: texts that an output holds besides the report, which may tell users."""
+    cited = _texts({k: v for k, v in report.to_dict().items() if k in ("findings", "failure", "inputs", "run")}, but=_OF_PIPELOG)
+    told = [*cited, *also, *(_words(events, "text") if events is not None else [])]
+    machines = [r.get("host") for r in report.topology.get("ranks", [])]
+    machines += [i["notes"]["host"] for i in report.inputs if i.get("notes", {}).get("host")]
+    machines += sorted(_words(events, "host")) if events is not None else []
+    hosts = names_kept([*machines, *(name for text in told for name in hosts_told(text))])
+    users = names_kept(name for text in told for name in users_told(text))
+    return Names(hosts, [u for u in users if u not in hosts], _texts(report.to_dict()))
 
 
 def _words(events: Events, column: str) -> list[str]:

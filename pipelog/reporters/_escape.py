@@ -9,24 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    """*text* with what nobody sees made visible: control pictures for control characters, ⟨U+202E⟩ for marks that turn the line around.
-
-    Lone surrogates, which no file can hold, become U+FFFD. Escaping is another matter, and left to the template.
-    """
-    return _ODD.sub(_shown, text)
-
-
-def _shown(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "\u2421"
-    return "\ufffd" if code < 0xA0 or 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
+from pipelog._text import visible
 
 
 def finalize(value: Any) -> Any:

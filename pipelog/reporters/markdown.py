@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipelog._text import count, percent
+from pipelog._text import count, percent, visible
 from pipelog.findings import Evidence, Finding, Severity, Status
 from pipelog.report import Report
 from pipelog.reporters import reporter
-from pipelog.reporters._escape import visible
 from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
 from pipelog.reporters._pays import lines, replay_line
 from pipelog.reporters._places import placed, sentence

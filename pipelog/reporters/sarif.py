@@ -15,11 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pipelog.detectors
+from pipelog._text import visible
 from pipelog.findings import DETECTORS, Evidence, Finding, Outcome, Severity, Status
 from pipelog.registry import load
 from pipelog.report import JSON, Report
 from pipelog.reporters import reporter
-from pipelog.reporters._escape import visible
 from pipelog.reporters._failure import VERDICTS
 from pipelog.reporters._places import sentence
 from pipelog.reporters._words import cut

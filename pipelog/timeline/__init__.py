@@ -12,16 +12,19 @@ import gzip
 import heapq
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
 import pipelog.replay
 import pipelog.tables
+from pipelog._text import visible
 from pipelog._version import __version__
 from pipelog.errors import NoInput
 from pipelog.events import Events
+from pipelog.redaction import names_of, secrets
 from pipelog.registry import load
 from pipelog.report import Report
 from pipelog.tables import Tables
@@ -42,9 +45,10 @@ class Written:
     apart: tuple[int | None, ...]
 
 
-def write(events: Events, report: Report, path: str) -> Written:
+def write(events: Events, report: Report, path: str, *, redact: bool = False) -> Written:
     """Write the timeline of the traces among *events*, with the findings of *report*; gzip where the name ends so.
 
+    Secrets are left out of every text; redact: names of hosts, users, paths and addresses are replaced, too (of a report that is not redacted).
     Raises NoInput where there is no trace.
     """
     need_traces(events)
@@ -56,12 +60,29 @@ def write(events: Events, report: Report, path: str) -> Written:
         raise NoInput("the traces hold neither steps nor operators nor kernels: nothing to draw a timeline of")
     arrows = drawing.arrows(processes, tables["messages"])
     pid = max(p.pid for p in processes) + 1
-    markers = sorted((drawing.marker(f, pid, processes, tables) for f in report.findings), key=lambda m: m[0])
-    streams = [drawing.slices(p) for p in processes] + [drawing.flows(arrows), iter(markers)]
+    drawn = {str(name) for p in processes for name in p.slices["name"].unique()} if redact else ()
+    say = _saying(names_of(report, events, sorted(n for n in drawn if not n.isidentifier())).replaced if redact else str)
+    markers = sorted((drawing.marker(f, pid, processes, tables, say) for f in report.findings), key=lambda m: m[0])
+    streams = [drawing.slices(p, say) for p in processes] + [drawing.flows(arrows), iter(markers)]
     apart = tuple(p.rank for p in processes if p.offset_ns is None)
     with _opened(path) as file:
-        _write(file, _head(report, processes, apart, error_ns), drawing.metadata(processes, pid), heapq.merge(*streams, key=lambda e: e[:2]))
+        _write(
+            file,
+            _head(say(report.name), processes, apart, error_ns),
+            drawing.metadata(processes, pid, say),
+            heapq.merge(*streams, key=lambda e: e[:2]),
+        )
     return Written(sum(len(p.slices) for p in processes), len(arrows) // 2, len(markers), len(processes), apart)
+
+
+def _saying(named: Callable[[str], str]) -> drawing.Say:
+    """Every text of the file passes here: without secrets, without what turns a line around or no file can hold; the same words come often."""
+
+    @cache
+    def say(text: str) -> str:
+        return visible(named(secrets.removed(text)[0]))
+
+    return say
 
 
 def need_traces(events: Events) -> None:
@@ -99,9 +120,9 @@ def _write(file: TextIO, head: dict[str, Any], metadata: Iterable[str], events: 
     file.write("\n]}\n")
 
 
-def _head(report: Report, processes: list[Process], apart: tuple[int | None, ...], error_ns: int) -> dict[str, Any]:
+def _head(name: str, processes: list[Process], apart: tuple[int | None, ...], error_ns: int) -> dict[str, Any]:
     aligned = [p for p in processes if p.offset_ns is not None]
-    told = {"version": __version__, "run": report.name, "clock_error_ns": error_ns, "not_aligned": list(apart)}
+    told = {"version": __version__, "run": name, "clock_error_ns": error_ns, "not_aligned": list(apart)}
     if aligned:
         told["first_event_ns"] = aligned[0].origin_ns
     return {"schema": SCHEMA, "displayTimeUnit": "ms", "otherData": told}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,15 @@ from pipelog.tables import Tables
 from pipelog.timeline.processes import Process
 from pipelog.timeline.slices import COLUMNS
 
+Say = Callable[[str], str]
+"""A text of a trace or a finding as it may stand in the file."""
+
 
 def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text.encode("utf-8", "replace").decode())
-
-
-def slices(process: Process) -> Iterator[tuple[int, int, str]]:
+def slices(process: Process, say: Say) -> Iterator[tuple[int, int, str]]:
     """(time, place among events of one time, event) of each slice."""
     columns = [process.slices[c].to_numpy() for c in (*COLUMNS, "tid")]
     for row, name, start, end, micro_batch, number, step, source, peer, size, line, tid in zip(*columns, strict=True):
@@ -33,7 +32,7 @@ def slices(process: Process) -> Iterator[tuple[int, int, str]]:
         args = [f'"{key}": {value}' for key, value in pairs if value >= 0] + ([f'"source": "{source}"'] if source else [])
         at = process.drawn(int(start))
         head = f'{{"ph": "X", "pid": {process.pid}, "tid": {tid}, "ts": {_us(at)}, "dur": {_us(int(end - start))}'
-        yield at, 0, f'{head}, "cat": "{row}", "name": {_quoted(str(name))}, "args": {{{", ".join(args)}}}}}'
+        yield at, 0, f'{head}, "cat": "{row}", "name": {json.dumps(say(str(name)))}, "args": {{{", ".join(args)}}}}}'
 
 
 def arrows(processes: list[Process], messages: pd.DataFrame) -> np.ndarray:
@@ -61,20 +60,20 @@ def flows(arrows: np.ndarray) -> Iterator[tuple[int, int, str]]:
         yield time, 1, f'{{"ph": "f", "bp": "e", {head}}}' if received else f'{{"ph": "s", {head}}}'
 
 
-def marker(finding: Finding, pid: int, processes: list[Process], tables: Tables) -> tuple[int, int, str]:
+def marker(finding: Finding, pid: int, processes: list[Process], tables: Tables, say: Say) -> tuple[int, int, str]:
     """A finding as a mark over all processes: at the traced event that shows it best, else at its first step, else at the beginning."""
     at = _of_evidence(finding, processes, tables)
     if at is None:
         at = _of_step(finding, processes)
     args = {
-        "says": finding.title,
+        "says": say(finding.title),
         "severity": finding.severity.value,
         "confidence": finding.confidence.value,
         "ranks": list(finding.where.ranks),
         "stages": list(finding.where.stages),
         "steps": list(finding.where.steps or ()),
         "at": "the beginning, since no traced event is its place" if at is None else "the event that shows it",
-        "advice": [a.action for a in finding.advice],
+        "advice": [say(a.action) for a in finding.advice],
     }
     event = {"ph": "i", "s": "g", "cat": "finding", "name": f"{finding.id} {finding.name}", "pid": pid, "tid": 1, "ts": 0, "args": args}
     text = json.dumps(event).replace('"ts": 0', f'"ts": {_us(at or 0)}', 1)
@@ -111,20 +110,20 @@ def _of_step(finding: Finding, processes: list[Process]) -> int | None:
     return min(begins, default=None)
 
 
-def metadata(processes: list[Process], pid: int) -> Iterator[str]:
+def metadata(processes: list[Process], pid: int, say: Say) -> Iterator[str]:
     """Names and order of processes and threads."""
     replicas = {p.replica for p in processes if p.replica is not None}
     for place, process in enumerate(processes):
         named = [f"stage {process.stage}"] if process.stage is not None else []
-        named += [f"rank {process.rank}"] if process.rank is not None else process.files[:1]
+        named += [f"rank {process.rank}"] if process.rank is not None else [say(f) for f in process.files[:1]]
         named += [f"replica {process.replica}"] if process.replica is not None and len(replicas) > 1 else []
         named += [] if process.offset_ns is not None else ["clock of its own, not aligned"]
-        labels = ", ".join(process.files)
+        labels = ", ".join(map(say, process.files))
         yield _named("process_name", process.pid, 0, name=" · ".join(named))
         yield _named("process_labels", process.pid, 0, labels=labels)
         yield _named("process_sort_index", process.pid, 0, sort_index=place + 1)
         for tid, name in sorted(process.threads.items()):
-            yield _named("thread_name", process.pid, tid, name=name)
+            yield _named("thread_name", process.pid, tid, name=say(name))
             yield _named("thread_sort_index", process.pid, tid, sort_index=tid)
     yield _named("process_name", pid, 0, name="findings of pipelog")
     yield _named("process_sort_index", pid, 0, sort_index=0)
@@ -132,5 +131,4 @@ def metadata(processes: list[Process], pid: int) -> Iterator[str]:
 
 
 def _named(what: str, pid: int, tid: int, **args: Any) -> str:
-    clean = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in args.items()}
-    return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": clean})
+    return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args})
