@@ -81,6 +81,12 @@ _SCHEMAS = {
     "plan-json.md": ("plan-1.json", "The plan as JSON", "`pipelog plan … --format json`", "pipelog schema --plan"),
     "diff-json.md": ("diff-1.json", "The comparison as JSON", "`pipelog diff … --format json`", "pipelog schema --diff"),
 }
+_MORE = {
+    "metrics": "Definitions, formulas and bounds: [Metrics](metrics.md), [Replay](replay.md).",
+    "rules": "Their pages: [Rules](rules/index.md).",
+    "failure": "The categories and what leads to them: [Failures](failures.md).",
+}
+"""Part of report.json → where more is said of it."""
 _OUTSIDE = {
     "../fixtures/README.md": "fixtures.md",
     "../reports/README.md": "reports/index.md",
@@ -168,8 +174,8 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A word as code in a table."""
-    return "`" + text.replace("|", "\\|") + "`"
+    """A word as code in a table, where a bar between backticks parts no cells."""
+    return f"`{text}`"
 
 
 def _fence(text: str, language: str = "text") -> str:
@@ -287,7 +293,7 @@ def _commands() -> str:
             "what and how). `-` as a path is standard input. Files that were read are cached under `$XDG_CACHE_HOME/pipelog`; the job's folder is never written to.\n"
         )
     ]
-    group = click.Context(main, info_name="pipelog")
+    group = click.Context(main, info_name="pipelog", help_option_names=main.context_settings["help_option_names"])
     out.append(f"\n## pipelog {{ #pipelog }}\n\n{main.help}\n\n{_options(main, group)}")
     for name, command in sorted(main.commands.items()):  # type: ignore[attr-defined]
         here = click.Context(command, info_name=name, parent=group)
@@ -331,7 +337,8 @@ def _schema(file: str, title: str, written: str, shown: str) -> str:
         if name in single:
             continue
         rows = list(_fields(name, part, document, present=name in document.get("required", ())))
-        out.append(f"\n## {name} {{ #{name} }}\n\n| field | type | meaning |\n|---|---|---|\n")
+        more = f"{_MORE[name]}\n\n" if file == "report-1.json" and name in _MORE else ""
+        out.append(f"\n## {name} {{ #{name} }}\n\n{more}| field | type | meaning |\n|---|---|---|\n")
         out += [f"| {_code(path)} | {_cell(kind)} | {_at(_cell(meaning), 'rules/')} |\n" for path, kind, meaning in rows]
     return "".join(out)
 
@@ -392,7 +399,7 @@ def _gallery() -> str:
     for place in sorted(REPORTS.glob("*.json")):
         report, name = json.loads(place.read_text(encoding="utf-8")), place.stem
         title = (report.get("failure") or {}).get("title") or next((f["title"] for f in report["findings"]), "")
-        out.append(f"\n## {name} {{ #{name.lower()} }}\n\n{_at(prose(title), '../rules/')}\n\n")
+        out.append(f"\n## {name} {{ #{name.lower()} }}\n\n{_at(prose(title[:1].upper() + title[1:]), '../rules/')}.\n\n")
         if place.with_suffix(".html").exists():
             out.append(f"[Open the whole report]({name}.html)\n\n")
         if place.with_suffix(".png").exists():
