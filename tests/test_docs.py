@@ -77,10 +77,19 @@ def test_every_rule_has_its_page_with_its_text_and_its_options() -> None:
             assert f"| `{name}` | {value:g} |" in page
 
 
+def test_a_rule_s_page_says_when_it_cannot_tell() -> None:
+    """As its module words it, with values left open."""
+    page = PAGES["rules/PL201.md"].partition("## When it cannot tell")[2]
+    assert "- one stage: no pipeline\n" in page
+    assert "- … of … stages were measured: a torch profiler trace of every stage would show the others\n" in page
+
+
 def test_every_kind_and_no_other_category_is_told() -> None:
     load(pipelog.postmortem.kinds)
     assert {k.category for k in KINDS.values()} == set(made().CATEGORIES)
     page = PAGES["failures.md"]
+    wordings = tomllib.loads((FIXTURES / "postmortem" / "kinds.toml").read_text())
+    assert page.count("- What to do, in the example below: ") == len(KINDS.keys() & wordings.keys())
     for kind in KINDS.values():
         assert f"### {kind.name} {{ #kind-{kind.name} }}" in page
         within = page[page.index(f"\n## {kind.category} {{") :]

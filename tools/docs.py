@@ -6,23 +6,29 @@ second copy of it can be out of date. `pages()` gives them without mkdocs, for t
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import pandas as pd
 
 import pipelog.detectors
 import pipelog.postmortem.kinds
 from pipelog.cli import main
 from pipelog.events import EVENTS
 from pipelog.findings import DETECTORS, Detector
+from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import KINDS, Kind, Strength
 from pipelog.registry import load
 from pipelog.schema import text as schema
+from pipelog.tables.config import Config
+from pipelog.tables.topology import Topology
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
@@ -221,14 +227,32 @@ def _rule(rule: Detector) -> str:
     if rule.options:
         out.append("\n| option | default | set with |\n|---|---|---|\n")
         out += [f"| `{name}` | {value:g} | `--set {rule.id}.{name}={value:g}` |\n" for name, value in rule.options.items()]
-    out.append(
-        "\n## Data it needs\n\n"
-        + ", ".join(f"`{need}`" for need in rule.needs)
-        + " (tables of the code; where one cannot be made, the rule is *not applicable* and says what is missing).\n"
-    )
+    if reasons := _reasons(rule):
+        out.append(
+            f"\n## When it cannot tell\n\nThen it is *not applicable*, with one of these reasons, or that of a table it needs ({', '.join(f'`{need}`' for need in rule.needs)}):\n\n"
+        )
+        out += [f"- {_at(prose(reason), '')}\n" for reason in reasons]
     if example := _example(rule.id):
         out.append(example)
     return "".join(out)
+
+
+def _reasons(rule: Detector) -> list[str]:
+    """What the rule's own module raises CannotTell with, in its order; values are left open."""
+    found = []
+    for node in ast.walk(ast.parse(Path(sys.modules[rule.check.__module__].__file__ or "").read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Raise)
+            and isinstance(node.exc, ast.Call)
+            and isinstance(node.exc.func, ast.Name)
+            and node.exc.func.id == "CannotTell"
+        ):
+            said = node.exc.args[0]
+            parts = said.values if isinstance(said, ast.JoinedStr) else [said]
+            words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+            if words.strip("… "):
+                found.append((node.lineno, words))
+    return list(dict.fromkeys(words for _, words in sorted(found)))
 
 
 def _example(rule: str) -> str:
@@ -260,7 +284,7 @@ def _failures() -> str:
         (
             "\n`failure.category` in report.json is one of these. Three labels say how far a verdict carries, and they are separate: the category, "
             "`cause_known` (whether the lines tell the cause or only the symptom) and `confidence`.\n\n"
-            "Under each category stand the kinds of lines that lead to it: what such a line means, how far it explains an end by itself, and a wording. A cause "
+            "Under each category stand the kinds of lines that lead to it: what such a line means, how far it explains an end by itself, and a wording, with the advice for rank 3 of a job of four stages and two replicas that met it on node-7. A cause "
             "beats a symptom, that beats a signal, a transport error, a timeout, an echo; only among equals does the earliest line count. What follows from "
             "another rank's end is folded under the verdict, whatever it says. Rules: [PL501](rules/PL501.md), [PL502](rules/PL502.md).\n\n"
             "| category | what |\n|---|---|\n"
@@ -283,7 +307,21 @@ def _kind(kind: Kind, example: dict[str, Any]) -> str:
     if kind.missing:
         out.append(f"- What would tell more: {prose('; '.join(kind.missing))}.\n")
     words = example.get("log") or example.get("raises")
+    if words:
+        advice = list(kind.advice(_case(words)))
+        out.append(
+            "- What to do, in the example below: "
+            + "; ".join(prose(a.action) + (f" ({prose(a.expected)})" if a.expected else "") for a in advice)
+            + ".\n"
+        )
     return "".join(out) + (f"\n{_fence(words)}" if words else "")
+
+
+def _case(words: str) -> Case:
+    """The job that fixtures/postmortem/ speaks of: rank 3 of four stages and two replicas met it."""
+    job = Topology(world_size=8, pp=4, dp=2, tp=1)
+    config = Config(micro_batches=8, micro_batch_size=4, train_batch_size=64)
+    return Case(words, 3, 1, "node-7", None, job, config, pd.DataFrame(columns=["name", "value", "text", "file", "line"]))
 
 
 def _commands() -> str:
