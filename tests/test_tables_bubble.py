@@ -143,6 +143,29 @@ def test_bubble_of_stage_0_from_timers_by_hand() -> None:
     assert found.certain == found.low
 
 
+def interval(last: int, seconds: float, receive_ms: float) -> list[Row]:
+    """Ten steps that end with *last*, of *seconds* each: 30 ms forward, 60 ms backward."""
+    return [timer("fwd", 300.0), timer("bwd", 600.0), step(last, seconds), timer("pipe_recv_grad", 10 * receive_ms)]
+
+
+def test_intervals_that_differ_give_wide_bounds() -> None:
+    """Five intervals of 100 to 180 ms a step that wait for all but 1 ms of it: quartiles of 10, 25, 35.7, 43.75 and 50 %."""
+    lengths = (100, 120, 140, 160, 180)
+    rows = [row for i, ms in enumerate((900, *lengths), 1) for row in interval(10 * i, ms / 1e3, ms - 91)]
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *rows])["bubble"]
+    assert found.measured == pytest.approx(1 - 90 / 140)
+    assert found.low == pytest.approx(1 - 90 / 119)
+    assert found.high == pytest.approx(1 - 90 / 160)
+
+
+def test_messages_of_an_evaluation_turn_the_bounds_round() -> None:
+    """The timers hold more waiting than the step had idle time: 60 ms in a step of 120 of which 90 are computing."""
+    rows = [row for i, ms in enumerate((900, 120), 1) for row in interval(10 * i, ms / 1e3, 60)]
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *rows])["bubble"]
+    assert found.measured == found.low == pytest.approx(1 - 90 / 120)
+    assert found.high == pytest.approx(1 - 90 / 150)
+
+
 def test_the_pair_of_micro_timers_is_used_where_the_other_is_missing_and_never_added() -> None:
     renamed = {"fwd": "fwd_microstep", "bwd": "bwd_microstep", "step": "step_microstep"}
     micro = [{**row, "name": renamed.get(row["name"], row["name"])} for row in TIMERS]

@@ -83,7 +83,9 @@ def timer_bubble(timers: pd.DataFrame, topology: Topology) -> Bubble:
     """From DeepSpeed's rank-0 timers, of stage 0 alone (design/product.md):
 
     low = 1 - compute / (compute + p2p + batch_input), high = 1 - compute / iter time, measured = 1 - compute / (iter time - step);
-    compute = forward + backward. Median over the printed intervals without the first, which holds warm-up.
+    compute = forward + backward. measured is the median over the printed intervals without the first, which holds warm-up; low is the lower
+    quartile of theirs and high the upper, so that intervals that differ give wide bounds. Where an evaluation adds its messages to the timers
+    low comes out above measured: then it bounds it from above.
     """
     pair = next((p for p in (("fwd_ns", "bwd_ns"), ("fwd_microstep_ns", "bwd_microstep_ns")) if set(p) <= set(timers.columns)), None)
     if pair is None or not (topology.pp or 0) > 1:
@@ -104,8 +106,8 @@ def timer_bubble(timers: pd.DataFrame, topology: Topology) -> Bubble:
     witness = used.loc[(1 - compute / used["iter_ns"])[good].idxmax()]
     return Bubble(
         measured=float(measured),
-        low=float(low[good].median()),
-        high=float(high[good].median()),
+        low=float(min(low[good].quantile(0.25), measured)),
+        high=float(max(high[good].quantile(0.75), low[good].median(), measured)),
         source="timers",
         basis="timer",
         scope="stage",
