@@ -136,7 +136,7 @@ def on_files(files: Any, config: Any) -> Any:
     for place, text in pages().items():
         files.append(File.generated(config, place, content=text))
     for report in sorted(REPORTS.iterdir()):
-        if report.suffix in {".html", ".png"}:
+        if report.suffix in {".html", ".png"} and report.with_suffix(".json").exists():
             files.append(File.generated(config, f"reports/{report.name}", abs_src_path=str(report)))
     return files
 
@@ -260,9 +260,9 @@ def _example(rule: str) -> str:
     ranks = ("error", "warning", "info")
     found = [
         (ranks.index(f["severity"]), place.stem, f)
-        for place in sorted(REPORTS.glob("*.json"))
-        for f in json.loads(place.read_text(encoding="utf-8"))["findings"]
-        if f["id"] == rule
+        for place, report in _reports()
+        for f in report["findings"]
+        if report["schema"].startswith("pipelog.report/") and f["id"] == rule
     ]
     if not found:
         return ""
@@ -275,6 +275,11 @@ def _example(rule: str) -> str:
     lines += [f"  → {a['action']}" + (f" ({a['expected']})" if a.get("expected") else "") for a in finding["advice"]]
     shown = _fence("\n".join(lines))
     return f"\n## Example\n\nFrom the report `{name}` in the [gallery](../reports/index.md#{name.lower()}):\n\n{shown}"
+
+
+def _reports() -> list[tuple[Path, dict[str, Any]]]:
+    """The reports, and comparisons, of the gallery."""
+    return [(place, json.loads(place.read_text(encoding="utf-8"))) for place in sorted(REPORTS.glob("*.json"))]
 
 
 def _failures() -> str:
@@ -427,16 +432,17 @@ def _fixtures() -> str:
 
 
 def _gallery() -> str:
-    """One report for each kind of problem: its verdict, its first screen, and of three the whole page."""
+    """One report for each kind of problem: its verdict, its first screen, and of some the whole page."""
     out = [
         (
-            "# Reports\n\nOne report for each kind of problem, made from the runs and cases under fixtures/ (`make reports`). Three are here as whole pages: one file each, "
+            "# Reports\n\nOne report for each kind of problem, made from the runs and cases under fixtures/ (`make reports`). Some are here as whole pages: one file each, "
             "which needs no network.\n"
         )
     ]
-    for place in sorted(REPORTS.glob("*.json")):
-        report, name = json.loads(place.read_text(encoding="utf-8")), place.stem
-        title = (report.get("failure") or {}).get("title") or next((f["title"] for f in report["findings"]), "")
+    for place, report in _reports():
+        name = place.stem
+        compared = report["schema"].startswith("pipelog.diff/")
+        title = report["verdict"]["sentence"] if compared else (report["failure"] or next(iter(report["findings"]), {})).get("title", "")
         out.append(f"\n## {name} {{ #{name.lower()} }}\n\n{_at(prose(title[:1].upper() + title[1:]), '../rules/')}.\n\n")
         if place.with_suffix(".html").exists():
             out.append(f"[Open the whole report]({name}.html)\n\n")
