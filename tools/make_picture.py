@@ -1,4 +1,4 @@
-"""Write docs/report.png and docs/failure.png: the first screens of the reports of a slow run and of one that died, as chromium shows them."""
+"""Write docs/report.png and docs/failure.png: the first screens of the reports of a slow run and of one that died, by day and (…-dark.png) by night."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def main(folder: Path) -> None:
             report = pipelog.diagnose(pipelog.read(ROOT / "fixtures" / "runs" / run), name=run)
             file = Path(scratch) / "report.html"
             file.write_text(render(report), encoding="utf-8")
-            page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
-            page.goto(file.as_uri())
-            page.wait_for_selector("html.drawn", state="attached")
-            end = page.evaluate("(id) => document.querySelector(id).getBoundingClientRect().bottom + scrollY", last)
-            page.screenshot(path=folder / name, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end + 32})
-            page.close()
+            for scheme, place in (("light", name), ("dark", name.replace(".png", "-dark.png"))):
+                page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
+                page.goto(file.as_uri())
+                page.wait_for_selector("html.drawn", state="attached")
+                end = page.evaluate("(id) => document.querySelector(id).getBoundingClientRect().bottom + scrollY", last)
+                page.screenshot(path=folder / place, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": end + 32})
+                page.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write reports/: of one run or case for each kind of problem the report as JSON, as Markdown, as text and as a picture of its first screen; of a few the whole page.
+"""Write reports/: of one run or case for each kind of problem the report as JSON, as Markdown, as text and as a picture of its first screen; of a few the whole page; a comparison; and an index.
 
 A change of wording or number shows there in review. The same input gives the same bytes (pictures need a chromium; without one they stay as they are).
 """
@@ -9,9 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gallery
 from chromium import NoChromium, browser
 
 import pipelog
+from pipelog.comparing.comparison import compare
+from pipelog.comparing.outputs import OUTPUTS
 from pipelog.report import Report
 from pipelog.reporters import html, json, markdown, text
 
@@ -48,6 +51,8 @@ CASES = (
 )
 PAGES = ("heavy-stage2", "fail-sigkill-rank3", "p2p-recv-hang-3-stages")
 """Of these the whole page; one with pictures brings the library that draws them, 2 MB."""
+COMPARED = ("diff-heavy-stage2", "checkpoint-some-stages", "heavy-stage2")
+"""Name of the comparison, the saved report of A, and the run that is B."""
 WIDTH, HEIGHT = 1280, 900
 
 
@@ -60,21 +65,34 @@ def main(folder: Path) -> None:
         reporters = {".json": json.render, ".md": markdown.render, ".txt": text.render} | ({".html": html.render} if name in PAGES else {})
         for suffix, render in reporters.items():
             (folder / f"{name}{suffix}").write_text(render(report), encoding="utf-8")
+    pages = {name: html.render(report) for name, report in reports.items()}
+    pages[COMPARED[0]] = _comparison(folder, reports[COMPARED[2]])
     try:
-        _pictures(folder, reports)
+        pictures(folder, pages)
     except NoChromium as error:
         print(f"no pictures: {error}", file=sys.stderr)
+    gallery.write(folder)
 
 
-def _pictures(folder: Path, reports: dict[str, Report]) -> None:
+def _comparison(folder: Path, b: Report) -> str:
+    """Write all forms of the comparison; gives its page."""
+    name, saved, _ = COMPARED
+    made = compare(Report.from_json((ROOT / "fixtures" / "diff" / f"{saved}.json").read_text(encoding="utf-8")), b)
+    for suffix, render in OUTPUTS.values():
+        (folder / f"{name}{suffix}").write_text(render(made), encoding="utf-8")
+    return (folder / f"{name}.html").read_text(encoding="utf-8")
+
+
+def pictures(folder: Path, pages: dict[str, str]) -> None:
     """The first screen of each page."""
     with tempfile.TemporaryDirectory() as scratch, browser() as chromium:
-        for name, report in reports.items():
+        for name, text in pages.items():
             file = Path(scratch) / f"{name}.html"
-            file.write_text(html.render(report), encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
             page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
             page.goto(file.as_uri())
-            page.wait_for_selector("html.drawn", state="attached")
+            if 'class="plot"' in text:
+                page.wait_for_selector("html.drawn", state="attached")
             page.screenshot(path=folder / f"{name}.png")
             page.close()
 
