@@ -402,3 +402,71 @@ def test_dumps_of_ranks_that_wait_for_nobody_are_no_hang(tmp_path: Path) -> None
     report = pipelog.diagnose(pipelog.read(tmp_path, jobs=1))
     assert report.failure is None
     assert report.run["status"] == "incomplete"
+
+
+# ---- groups in which ranks have other numbers
+
+
+def placed_watchdog(rank: int, place: int, seq: int = 441, op: str = "_REDUCE_SCATTER_BASE") -> Row:
+    """The watchdog of a rank that says its place in the process group."""
+    row = watchdog(rank, seq, op, group="")
+    return row | {"text": str(row["text"]).replace(f"[Rank {rank}]", f"[Rank {place}]")}
+
+
+def test_the_replica_of_a_stage_that_is_missing_among_its_group() -> None:
+    """Stage 1 of 2 has ranks 4 to 7: those with the places 0, 1 and 3 wait."""
+    mine = [placed_watchdog(4, 0), placed_watchdog(5, 1), placed_watchdog(7, 3)]
+    assert hung([*topology_map(2, 4), *alive(*range(8)), *mine]).ranks == (6,)
+    assert hung([*topology_map(2, 4), *alive(*range(8)), *mine[:2]]).ranks == ()  # half of a group is no exception
+    assert hung([*topology_map(2, 4), *apart([*alive(4, 5, 7), *mine])]).ranks == ()  # of rank 6 nothing was given
+    assert hung([*topology_map(2, 4), *alive(*range(8)), *mine[:2], placed_watchdog(7, 3, seq=440)]).ranks == ()
+    assert hung([*topology_map(2, 4), *alive(*range(8)), *mine[:2], placed_watchdog(3, 3)]).ranks == ()  # no stage, no replica
+
+
+def apart(rows: list[Row]) -> list[Row]:
+    """The rows in files of their ranks."""
+    return [row | {"file": f"rank{row['rank']}.log"} for row in rows]
+
+
+def accuse(*ranks: int) -> list[Row]:
+    return [{"kind": "error", "name": "nccl-desync", "rank": r, "text": f"- [{r}] joined but didn't finish collective #330"} for r in ranks]
+
+
+def test_the_desync_report_counts_within_its_group() -> None:
+    mine = [placed_watchdog(4, 0), placed_watchdog(5, 1), placed_watchdog(7, 3)]
+    assert hung([*topology_map(2, 4), *mine, *accuse(2)]).ranks == (6,)
+    assert hung([*topology_map(2, 4), *(watchdog(r) for r in (4, 5, 7)), *accuse(2)]).ranks == (2,)  # all ranks
+    assert hung([*topology_map(2, 4), placed_watchdog(4, 0), placed_watchdog(3, 1), *accuse(2)]).ranks == ()
+
+
+def plain_gloo(rank: int) -> Row:
+    """A rank's message that timed out, without a frame of the engine."""
+    return gloo(rank, "")[1]
+
+
+def test_the_only_rank_that_did_not_complain_of_gloo() -> None:
+    rows = [*topology_map(4), *alive(0, 1, 2, 3)]
+    assert hung([*rows, *(plain_gloo(r) for r in (0, 1, 3))]).ranks == (2,)
+    assert hung([*rows, *(plain_gloo(r) for r in (0, 1))]).ranks == ()
+    assert hung([*topology_map(4), *apart([*alive(0, 1, 3), *(plain_gloo(r) for r in (0, 1, 3))])]).ranks == ()
+
+
+def test_who_watches_a_monitored_barrier_is_not_who_did_not_come() -> None:
+    barrier: Row = {"kind": "error", "name": "nccl-desync"}
+    watched = [barrier | {"rank": 5, "line": 1, "text": "[Rank 0]: Rank 5 failed to pass monitoredBarrier in 1800000 ms"}]
+    text = "Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    others = [barrier | {"rank": 0, "line": 2 + r, "text": text.format(r)} for r in (1, 2, 3)]
+    assert hung([*topology_map(4, 2), *watched, *others]).ranks == (5,)
+
+
+def notify(rank: int, peer: int, size: int) -> Row:
+    words = "The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify record from remote rank"
+    text = f"{words}: [{peer}]. group information: [group:[g], rankSize[{size}], rankId[{rank} {peer}]]"
+    return {"kind": "error", "name": "hccl-notify", "rank": rank, "peer": peer, "text": text}
+
+
+def test_the_npu_of_which_all_others_wait_for_a_record() -> None:
+    assert hung([*topology_map(2, 4), notify(1, 5, 8), notify(2, 5, 8), notify(3, 5, 8)]).ranks == (5,)
+    assert hung([*topology_map(2, 4), notify(1, 5, 8), notify(2, 6, 8)]).ranks == ()  # they do not agree
+    assert hung([*topology_map(2, 4), notify(1, 5, 8), notify(5, 1, 8)]).ranks == ()  # nor do these
+    assert hung([*topology_map(2, 4), notify(1, 2, 4)]).ranks == ()  # of a group

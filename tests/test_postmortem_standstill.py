@@ -168,3 +168,27 @@ def test_the_rank_that_makes_another_call(tmp_path: Path) -> None:
 )
 def test_no_rank_is_named(tmp_path: Path, text: str) -> None:
     assert failure(report(tmp_path, {"train.log": text}))["ranks"] == []
+
+
+def faulthandler(main: str) -> str:
+    """What `faulthandler.dump_traceback_later` writes: threads without names, the one that was started first at the end."""
+    thread = '  File "/opt/venv/lib/python3.10/threading.py", line 320 in wait\n  File "/opt/venv/lib/python3.10/site-packages/tqdm/_monitor.py", line 60 in run\n'
+    return f"Timeout (0:20:00)!\nThread 0x00007f10b7fff640 (most recent call first):\n{thread}\nThread 0x00007f14c23ff740 (most recent call first):\n{main}"
+
+
+ENGINE = (
+    '  File "/opt/venv/lib/python3.10/site-packages/deepspeed/runtime/pipe/engine.py", line {} in _exec_{}\n  File "/job/train.py", line 90 in main\n'
+)
+RECV = '  File "/opt/venv/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py", line 1640 in recv\n'
+
+
+def test_stacks_of_threads_without_names(tmp_path: Path) -> None:
+    """Ranks 0 and 1 wait for gradients, 3 for activations; 2 stands at a lock in its own forward pass."""
+    stuck = '  File "/job/tok.py", line 88 in encode_locked\n'
+    mains = [RECV + ENGINE.format(1102, "recv_grads")] * 2 + [
+        stuck + ENGINE.format(703, "forward_pass"),
+        RECV + ENGINE.format(1028, "recv_activations"),
+    ]
+    found = failure(report(tmp_path, {"train.log": log(4)} | {f"rank{r}.err": faulthandler(main) for r, main in enumerate(mains)}))
+    assert (found["category"], found["ranks"], found["stages"]) == ("hang", [2], [2])
+    assert "encode_locked" in found["title"]

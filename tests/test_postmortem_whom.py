@@ -55,3 +55,84 @@ def test_a_container_that_one_node_could_not_start(tmp_path: Path) -> None:
     assert "on pod2-17" in found["title"]
     both = failure(tmp_path, [*CONTAINER, "srun: error: pod2-16: task 2: Exited with exit code 1"])
     assert both["hosts"] == []
+
+
+PORT = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 6000, code: -98, name: EADDRINUSE"
+)
+
+
+def test_a_port_that_one_rank_could_not_open(tmp_path: Path) -> None:
+    found = failure(tmp_path, [TOPOLOGY, *traceback(PORT, rank=0)])
+    assert (found["ranks"], found["category"]) == ([0], "launch")
+    assert found["title"].startswith("Rank 0 ")
+    every = failure(tmp_path, [TOPOLOGY, *(line for rank in range(4) for line in traceback(PORT, rank=rank))])
+    assert every["ranks"] == []
+
+
+BARRIER = "RuntimeError: Timed out initializing process group in store based barrier on rank: {}, for key: store_based_barrier_key:9 (world_size=4, worker_count=3, timeout=0:30:00)"
+
+
+def test_who_did_not_come_to_the_barrier_of_the_store(tmp_path: Path) -> None:
+    came = [traceback(BARRIER.format(rank)) for rank in (1, 2, 3)]
+    found = failure(tmp_path, [TOPOLOGY, *(line for lines in came for line in lines)])
+    assert (found["ranks"], found["cause_known"]) == ([0], False)
+    some = failure(tmp_path, [TOPOLOGY, *came[0], *came[1]])  # the third that came is not known
+    assert some["ranks"] == []
+
+
+GLOO = "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ens9f1"
+
+
+def ended(*ranks: int, host: str = "cpu-2", local: int = 2) -> list[str]:
+    """torchrun's list of the processes that failed."""
+    rows = [
+        [
+            f"[{n}]:",
+            "  time      : 2024-03-05_14:12:13",
+            f"  host      : {host}",
+            f"  rank      : {r} (local_rank: {r % local})",
+            f"  exitcode  : 1 (pid: {4000 + r})",
+            "  error_file: <N/A>",
+            "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+        ]
+        for n, r in enumerate(ranks)
+    ]
+    table = ["=" * 60, "train.py FAILED", "-" * 60, "Failures:", *(line for row in rows for line in row), "=" * 60]
+    return [*traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "/opt/venv/bin/torchrun:8 <module>"), *table]
+
+
+def test_as_many_tracebacks_as_processes_that_failed_on_a_host(tmp_path: Path) -> None:
+    found = failure(tmp_path, [TOPOLOGY, *traceback(GLOO), *traceback(GLOO), *ended(2, 3)])
+    assert (found["category"], found["ranks"], found["hosts"]) == ("network.config", [2, 3], ["cpu-2"])
+    more = failure(tmp_path, [TOPOLOGY, *traceback(GLOO), *traceback(GLOO), *traceback(GLOO), *ended(2, 3)])
+    assert more["ranks"] == []
+
+
+STATE = "RuntimeError: Error(s) in loading state_dict for Stage:\n\tsize mismatch for head.weight: copying a param with shape (8, 4), the shape in current model is (9, 4)."
+
+
+def test_the_weights_of_a_stage_that_the_launcher_saw_fail_alone(tmp_path: Path) -> None:
+    tasks = ["srun: error: q1: task 3: Exited with exit code 1", "srun: error: q1: tasks 0-2: Terminated"]
+    found = failure(tmp_path, [TOPOLOGY, *traceback(STATE, rank=3), *tasks])
+    assert (found["ranks"], found["stages"]) == ([3], [1])
+    all_ = failure(tmp_path, [TOPOLOGY, *traceback(STATE, rank=3), "srun: error: q1: tasks 0-3: Exited with exit code 1"])
+    assert all_["ranks"] == []
+
+
+def test_the_npu_of_a_single_host_is_its_local_rank(tmp_path: Path) -> None:
+    text = "RuntimeError: NPU out of memory. Tried to allocate 2.44 GiB (NPU 3; 60.97 GiB total capacity; 57.02 GiB already allocated)"
+    found = failure(tmp_path, [TOPOLOGY, *traceback(text), *ended(3, 1, local=4)])
+    assert found["ranks"] == [3]
+    other = failure(tmp_path, [TOPOLOGY, *traceback(text), *ended(2, 1, local=4)])
+    assert other["ranks"] == []
+
+
+def test_the_worker_that_ray_killed_is_known_by_its_process(tmp_path: Path) -> None:
+    said = "(TorchTrainer pid=4411, ip=10.0.3.17) - (ip=10.0.3.19, pid={}) world_rank={}, local_rank={}, node_rank=1"
+    killed = "Memory on the node (IP: 10.0.3.19, ID: 4f1a2b) where the task (actor ID: c2de, name=RayTrainWorker.__init__, pid={}, memory used=188.21GB) was running was 478.90GB"
+    raised = traceback("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.")
+    lines = [TOPOLOGY, *(said.format(6100 + r, r, r) for r in range(4)), *raised]
+    found = failure(tmp_path, [*lines, killed.format(6102)])
+    assert (found["ranks"], found["hosts"], found["category"]) == ([2], ["10.0.3.19"], "host.oom")
+    assert failure(tmp_path, [*lines, killed.format(7102)])["ranks"] == []

@@ -193,3 +193,17 @@ def test_stern_names_the_pod() -> None:
     lines = [f"trainer-0 main {line}" for line in FIRST] + [f"trainer-1 main {line}" for line in RAISED]
     assert heads.prefix("\n".join(lines).encode()).found == ("stern",)
     assert "stern" not in heads.prefix("\n".join(f"layer-{n} norm is 3" for n in range(90)).encode()).found
+
+
+def watchdogs(*pairs: tuple[int, int]) -> list[int | None]:
+    """The rank of watchdogs behind srun's labels: of each the task, and the rank that the line states."""
+    text = "{}: [E ProcessGroupNCCL.cpp:821] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=331, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600183 milliseconds before timing out."
+    head = [f"{task}: {line}" for task, line in ((0, TOPOLOGY), *((0, step(n)) for n in range(10, 30)), (3, "a"), (1, "b"), (2, "c"), (3, "d"))]
+    rows = frame(read({"run.log": [*head, *(text.format(*pair) for pair in pairs)]})["placed"], ("error",), ("name", "rank"))
+    return [None if pd.isna(r) else int(r) for r in rows.loc[rows["name"] == "nccl-watchdog", "rank"]]
+
+
+def test_a_watchdog_s_rank_is_that_of_its_group() -> None:
+    """`2: … [Rank 0]`: the first of a group of tasks 2 and 3."""
+    assert watchdogs((2, 0), (3, 1)) == [2, 3]
+    assert watchdogs((0, 0), (1, 1)) == [0, 1]

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.parsers._facts import fact, times
+from pipelog.parsers._facts import fact, first_of_each, times
 from pipelog.parsing import Block, Records, Row, Rows, block, records
 
 _SIZES = {
@@ -160,3 +160,21 @@ def arguments(block: Block) -> Iterator[Row]:
     for number, name, value in found:
         if name in _ARGUMENTS:
             yield fact(f"args.{name}", value[:-7].rstrip(".") if neox and value.endswith(_NEOX) else value, number)
+
+
+# [NeMo I 2024-09-03 07:07:07 nemo_logging:381] Rank 1 has pipeline model parallel group: [0, 1, 2, 3]
+@records(
+    "nemo-groups",
+    mark=("pipeline model parallel group: [", "tensor model parallel group: [", "data parallel group : ["),
+    head=r"\bRank \d{1,9} has $",
+    pattern=r"^(?P<what>pipeline|tensor|data) (?:model )?parallel group ?: \[(?P<ranks>\d{1,9}(?:, \d{1,9})*)\]",
+)
+def nemo_groups(found: Records) -> Iterator[Rows]:
+    """Give the sizes of a rank's groups, which are those of all: stages, tensor-parallel ranks, replicas."""
+    each = first_of_each(found, "what")
+    size = pc.cast(pc.add(pc.count_substring(each["ranks"], ","), 1), pa.float64())
+    names = pa.array(list(_GROUPS.values())).take(pc.index_in(each["what"], pa.array(list(_GROUPS))))
+    yield each.rows("fact", names, value=size, text=each["ranks"])
+
+
+_GROUPS = {"pipeline": "topology.pp", "tensor": "topology.tp", "data": "topology.dp"}

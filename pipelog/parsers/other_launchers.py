@@ -61,8 +61,8 @@ def world(found: Records) -> Iterator[Rows]:
 # (TorchTrainer pid=4200) - (node_id=aa01, ip=10.0.4.16, pid=4391) world_rank=1, local_rank=1, node_rank=0
 @records(
     "ray-worker",
-    mark="(node_id=",
-    pattern=r"^\(node_id=\w+, ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d{1,12})\) world_rank=(?P<rank>\d{1,7}), local_rank=(?P<local>\d{1,7}), node_rank=",
+    mark=("(node_id=", "(ip="),
+    pattern=r"^\((?:node_id=\w+, )?ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d{1,12})\) world_rank=(?P<rank>\d{1,7}), local_rank=(?P<local>\d{1,7}), node_rank=",
 )
 def worker(found: Records) -> Iterator[Rows]:
     """Give each process that Ray's trainer started: rank, pid, address of its host (a line of the trainer's own process)."""

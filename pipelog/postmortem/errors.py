@@ -257,6 +257,7 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
     of_pid = _by_device(rows, local)
     launched = {h for h, _ in local}
     only = launched.pop() if len(launched) == 1 else None
+    said, named = _of_one_host(rows), {h for h in rows["host"] if isinstance(h, str)}
     whose: list[Any] = rows["rank"].to_list()
     for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
         if not pd.isna(whose[i]):
@@ -270,6 +271,8 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
             whose[i] = pids.get((dead["ip"], int(dead["pid"])))
         elif (gpu := _GPU.search(text)) and (host is not None or only):
             whose[i] = local.get((host or only, f"local {gpu.group(1)}"))
+        elif gpu and len(named) <= 1:
+            whose[i] = said.get(f"local {gpu.group(1)}")
     rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
     of = topology.ranks.set_index("rank") if len(topology.ranks) else None
     for column in ("stage", "replica", "host"):
@@ -277,6 +280,13 @@ def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
             continue
         found = rows["rank"].map(of[column].to_dict())
         rows[column] = rows[column].where(rows[column].notna(), found)
+
+
+def _of_one_host(rows: pd.DataFrame) -> dict[str, int]:
+    """`local 7` → rank, as lines of failed processes have both; none where a local rank has several."""
+    both = rows.dropna(subset=["rank", "label"])
+    both = both[both["label"].str.startswith("local ")][["label", "rank"]].drop_duplicates()
+    return {label: int(rank) for label, rank in zip(both["label"], both["rank"], strict=True)} if both["label"].is_unique else {}
 
 
 def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> dict[tuple[Any, int], int]:
@@ -303,7 +313,7 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> 
 
 _ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,12})\s(?:\s*namespace: \S*\s)?\s*ip: (?P<ip>\S+)")
 """The process of Ray's ActorDiedError."""
-_GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+GPU (\d+)")
+_GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+[GN]PU (\d+)")
 
 
 def _meanings(rows: pd.DataFrame, frames: dict[tuple[str, str, int], Frames]) -> None:

@@ -24,6 +24,12 @@ _CALL = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, (?P<sizes>Numel
 _FEW = 4
 """Of the ranks of a pipeline at most one in so many is named for its silence alone."""
 _BARRIER = re.compile(r"\bRanks? (\d+(?:, \d+)*) failed to pass monitoredBarrier")
+_REPORTED = re.compile(r"received errors while waiting for send/recv from rank \d+")
+"""Whom the others of a monitored barrier blame: the rank that watches it, and tells in its own line who did not come."""
+_PLACE = re.compile(r"\bRank (\d+)\] Watchdog caught")
+_NOTIFY = re.compile(r"remote rank:? ?\[(?P<peer>\d+)\](?:.*?rankSize\[(?P<size>\d+)\])?")
+_GLOO_P2P = re.compile(r"Timed out waiting \d+ms for (?:send|recv) operation")
+_PASSED = "failed to pass monitoredBarrier"
 _NCCL_ID = re.compile(r"retrieving ncclUniqueId from \[(\d+)\]")
 
 
@@ -80,15 +86,15 @@ def hang(
     A flight recorder knows best, then the desync report, then the watchdogs, then stacks of all processes; GPUs that stay busy while nothing is
     printed tell only that it hangs.
     """
-    waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo"]) & (errors["role"] != Role.BENIGN.value)]
+    waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl"]) & (errors["role"] != Role.BENIGN.value)]
     begin, lines = _begin(waits), tuple(waits.index)
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
         why = f"{count(flights.waiters, 'rank')} wait in calls that {'it has' if len(flights.ranks) == 1 else 'they have'} not begun ({flights.calls[0]}){none}"
         return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
-    accused = errors[errors["name"] == "nccl-desync"]
-    if len(accused.dropna(subset=["rank"])):
-        ranks = tuple(sorted(set(accused["rank"].dropna().astype(int))))
+    accused = _accused(errors)
+    ranks = _in_job(accused, waits, topology)
+    if ranks:
         return Hang(ranks, "the desync report names them", False, begin, tuple(accused.index))
     if (named := _named(waits, topology)) is not None:
         return Hang(*named, False, begin, lines)
@@ -97,7 +103,9 @@ def hang(
         found = (
             _by_call(errors, waits, topology, begin)
             or _by_pipeline(waits, heard, topology, begin)
+            or _by_place(waits, heard, topology, begin)
             or _by_group(errors, waits, heard, topology, begin)
+            or _but_few(waits, heard, topology, begin)
             or _idle(errors, waits, topology, begin)
             or Hang((), "", None, begin, lines)
         )
@@ -127,6 +135,11 @@ def _named(waits: pd.DataFrame, topology: Topology) -> tuple[tuple[int, ...], st
     ranks = {int(r) for t in waits["text"] for m in _BARRIER.finditer(t) for r in m.group(1).split(", ")}
     if ranks:
         return tuple(sorted(ranks)), "the monitored barrier names it" if len(ranks) == 1 else "the monitored barrier names them"
+    notified = [m for t in waits["text"] if (m := _NOTIFY.search(t))]
+    peers = {int(m["peer"]) for m in notified}
+    whole = all(m["size"] and int(m["size"]) == (topology.world_size or 0) for m in notified)  # elsewhere it counts within a group
+    if len(peers) == 1 and whole and not peers & set(waits["rank"].dropna().astype(int)):
+        return tuple(peers), f"{count(len(notified), 'rank')} waited in vain for its notify record"
     asked = [m for t in waits["text"] if (m := _NCCL_ID.search(t))]
     root = {int(m.group(1)) for m in asked}
     complaining = set(waits["rank"].dropna().astype(int))
@@ -135,6 +148,67 @@ def _named(waits: pd.DataFrame, topology: Topology) -> tuple[tuple[int, ...], st
     if len(root) == 1 and default and not root & complaining:
         return tuple(root), f"{count(len(asked), 'rank')} asked in vain for the NCCL id that it gives out when it comes to its first call"
     return None
+
+
+def _accused(errors: pd.DataFrame) -> pd.DataFrame:
+    """Lines in which a report names ranks; who watches a monitored barrier is none of them where it says itself who did not come."""
+    rows = errors[(errors["name"] == "nccl-desync") & errors["rank"].notna()]
+    told = rows["text"].str.contains(_PASSED, regex=False)
+    return rows[~rows["text"].str.contains(_REPORTED.pattern)] if told.any() else rows
+
+
+def _in_job(accused: pd.DataFrame, waits: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
+    """The accused as ranks of the job: a desync report counts within its group; none where nobody tells which group that is."""
+    said = sorted(set(accused["rank"].dropna().astype(int)))
+    places = _places(waits)
+    if accused["text"].str.contains(_PASSED, regex=False).any() or all(rank == place for rank, place in places):
+        return tuple(said)
+    group = _group_of(places, topology)
+    return tuple(sorted(group[place] for place in said)) if group is not None and (not said or said[-1] < len(group)) else ()
+
+
+def _places(waits: pd.DataFrame) -> set[tuple[int, int]]:
+    """(rank, place in its process group) of those whose watchdog says both."""
+    rows = waits[(waits["name"] == "nccl-watchdog") & waits["rank"].notna()]
+    return {(int(rank), int(m.group(1))) for rank, text in zip(rows["rank"], rows["text"], strict=True) if (m := _PLACE.search(text))}
+
+
+def _group_of(places: set[tuple[int, int]], topology: Topology) -> list[int] | None:
+    """The only row of ranks (a stage's, a replica's) in which each of those that wait has its place; None where none or several fit."""
+    ranks = topology.ranks
+    if not places or not len(ranks):
+        return None
+    rows = [sorted(int(r) for r in mine["rank"]) for column in ("stage", "replica") for _, mine in ranks.dropna(subset=[column]).groupby(column)]
+    fit = [row for row in rows if all(place < len(row) and row[place] == rank for rank, place in places)]
+    return fit[0] if len(fit) == 1 else None
+
+
+def _by_place(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
+    """The few of a stage's replicas, or of a replica's stages, of which nothing is heard while the others of that group wait in the same call.
+
+    Which group it is, is told by their places in it, where these are other numbers than their ranks.
+    """
+    places = _places(waits)
+    watchdogs = waits[waits["name"] == "nccl-watchdog"]
+    calls = watchdogs["text"].str.extract(_CALL)[["seq", "op"]].assign(group=watchdogs["group"].fillna("")).drop_duplicates()
+    group = _group_of(places, topology)
+    if group is None or all(rank == place for rank, place in places) or len(places) < 2 or len(calls) != 1 or calls["op"].isin(_P2P).any():
+        return None
+    missing = set(group) - {rank for rank, _ in places}
+    if not missing or len(missing) > len(group) / _FEW or not missing <= heard:
+        return None
+    why = f"the others of its group wait in the same call (ranks {listed(sorted(rank for rank, _ in places))})"
+    return Hang(tuple(sorted(missing)), why, False, begin, tuple(waits.index))
+
+
+def _but_few(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
+    """The few ranks that say nothing while all others waited in vain for a send or receive of gloo."""
+    world = {int(r) for r in topology.ranks["rank"]} if len(topology.ranks) else set()
+    p2p = waits[waits["text"].str.contains(_GLOO_P2P.pattern) & waits["rank"].notna()]
+    missing = world - set(waits["rank"].dropna().astype(int))
+    if not len(p2p) or not missing or len(missing) > len(world) / _FEW or not missing <= heard:
+        return None
+    return Hang(tuple(sorted(missing)), "all other ranks waited in vain for a message", False, begin, tuple(p2p.index))
 
 
 def _begin(waits: pd.DataFrame) -> int | None:

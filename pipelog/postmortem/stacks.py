@@ -63,9 +63,12 @@ def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
     """The last stack of the main thread of each process: rank, host, label, value (pid), file, line, text."""
     rows = frame(placed, ("stack",), ("name", "stream", "rank", "host", "label", "value", "file", "line", "text")).dropna(subset=["text"])
     rows = rows[rows["file"].isin(dumps) | rows["name"].isin(_LIVE)]
-    main = (rows["stream"] == "MainThread") | rows["text"].str.contains("<module>", regex=False)
-    rows = rows[main]
     who = ["file", "rank", "host", "label", "value"]
+    main = (rows["stream"] == "MainThread") | rows["text"].str.contains("<module>", regex=False)
+    # faulthandler gives the threads no names, and the first that was started last
+    last = ~rows.duplicated(who, keep="last") & rows["name"].isin(["thread", "current"])
+    named = main.groupby([rows[column] for column in who], dropna=False).transform("any")
+    rows = rows[main | (last & ~named)]
     return rows.drop_duplicates(who, keep="last").reset_index(drop=True)
 
 

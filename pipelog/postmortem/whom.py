@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pyarrow as pa
 
@@ -17,6 +19,12 @@ _ENDS_OF_ITS_OWN = frozenset({"cuda-async", "gpu-unknown-error", "gpu-fault", "k
 _MOST_NAMED = 4
 _NOT_STARTED = frozenset({"shell-command", "ssh"})
 """Rows of what could not be started on a node that others wait for."""
+_AWAITED = frozenset({"rendezvous", "store-barrier"})
+"""Kinds that those who wait for others say."""
+_OF_ONE = frozenset({"port-in-use"})
+"""Kinds of the whole job that are a single rank's where only one says it: the one that opens the store."""
+_OF_A_STAGE = re.compile(r"state_dict|size mismatch|layer_\d|mp_rank_\d|zero_pp_rank_\d")
+"""Of a checkpoint what each stage has for itself: its weights and its files."""
 _LATE = frozenset({"dependency"})
 """Kinds of the start that a single rank may meet later: a module that only some code asks for."""
 _OF_A_NODE = frozenset({"launcher-setup"})
@@ -38,9 +46,9 @@ def whom_of(
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
         return Whom(ranks, stages_of(ranks, same, topology), hosts_of(ranks, same, topology) if ranks else (), why), lines
-    job = kind.job and not _met_by_some(roles, same, kind, placed, topology)
+    job = kind.job and not (_met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else ranks_of(same), ""
-    if kind.name == "rendezvous":
+    if kind.name in _AWAITED:
         ranks, why = _never_came(placed, topology)
     elif not ranks and not job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
         echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
@@ -52,16 +60,16 @@ def whom_of(
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
-    hosts = hosts_of(ranks, same.iloc[:0] if kind.name == "rendezvous" else same, topology)  # who waited in vain is not who did not come
-    if kind.name == "rendezvous" and not hosts:
+    hosts = hosts_of(ranks, same.iloc[:0] if kind.name in _AWAITED else same, topology)  # who waited in vain is not who did not come
+    if kind.name in _AWAITED and not hosts:
         unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
         hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]
         why = why or (f"on {listed(hosts)} nothing was started" if hosts else "")
     if not ranks and not job:
-        ranks, hosts = _by_exit(roles, hosts)
+        ranks, hosts = _by_exit(roles, hosts, len(same))
         hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)
     elif not hosts and kind.name in _OF_A_NODE:
-        hosts = _by_exit(roles, hosts)[1]
+        hosts = _by_exit(roles, hosts, 1)[1]
     labels = {w for w in same["label"] if isinstance(w, str)}
     return Whom(ranks, stages_of(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
 
@@ -80,6 +88,18 @@ def _met_by_some(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, placed: pa
     made = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line")).dropna(subset=["step"])
     first = same.groupby("file")["line"].min()
     return bool((made["line"] < made["file"].map(first)).fillna(False).any())
+
+
+def _met_alone(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, topology: Topology) -> bool:
+    """Whether few ranks met what others did not: the port of the store, or a checkpoint's file of their stage.
+
+    The latter where a launcher says that the others were only taken down.
+    """
+    ranks, world = ranks_of(same), topology.world_size or 0
+    if kind.name in _OF_ONE:
+        return len(ranks) == 1 and len(same) == 1
+    of_a_stage = kind.category == "checkpoint" and same["text"].str.contains(_OF_A_STAGE.pattern).all()
+    return of_a_stage and 0 < len(ranks) <= world / 4 and _by_exit(roles, (), 1)[0] == ranks
 
 
 def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:
@@ -137,21 +157,33 @@ def _as_seen_by_the_process(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind,
     return mine.drop_duplicates("rank") if len(named) < (topology.world_size or len(named) + 1) and len(named) <= _MOST_NAMED else mine.iloc[:0]
 
 
-def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told."""
+def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...], many: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told.
+
+    Or as many of one host as there are tracebacks (*many*) that name no rank: each is then the end of one of them.
+    """
     own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
     own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
     ranks = set(own["rank"].dropna().astype(int))
     named = {h for h in own["host"] if isinstance(h, str)}
-    return (tuple(ranks) if len(ranks) == 1 and len(own["line"].unique()) == 1 else ()), (tuple(named) if len(named) == 1 else hosts)
+    lines = len(own.drop_duplicates(["file", "line"]))
+    as_many = len(named) == 1 and 1 < many == len(ranks) == lines and (own["code"] > 0).all()
+    return (tuple(sorted(ranks)) if (len(ranks) == 1 and len(own["line"].unique()) == 1) or as_many else ()), (
+        tuple(named) if len(named) == 1 else hosts
+    )
+
+
+_BARRIER = r"store based barrier on rank: (?P<rank>\d{1,9}), for key: \S+ \(world_size=(?P<world>\d{1,9}), (?:worker_count|num_workers_joined)=(?P<came>\d{1,9})"
 
 
 def _never_came(placed: pa.Table, topology: Topology) -> tuple[tuple[int, ...], str]:
     """Ranks that did not join the store-based barrier, where those that did are all known."""
-    waits = frame(placed, ("error",), ("name", "rank", "value")).query("name == 'store-wait'")
-    came = set(waits["rank"].dropna().astype(int))
-    joined = waits["value"].dropna()
-    world = topology.world_size
+    rows = frame(placed, ("error",), ("name", "rank", "value", "text"))
+    waits = rows[rows["name"] == "store-wait"]
+    told = rows.loc[rows["name"] == "python-exception", "text"].str.extract(_BARRIER).dropna().astype(int)
+    came = set(waits["rank"].dropna().astype(int)) | set(told["rank"])
+    joined = pd.concat([waits["value"].dropna(), told["came"]])
+    world = topology.world_size or (int(told["world"].max()) if len(told) else None)
     if not world or not len(joined) or len(came) != int(joined.max()) or len(came) >= world:
         return (), ""
     return tuple(r for r in range(world) if r not in came), f"{len(came)} of {world} joined"

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from pipelog.errors import NoInput
 from pipelog.events import Input, Skipped
 
-_RANK_IN_NAME = re.compile(r"(?i)(?<![a-z])(?<!node[-_. ])(?<!local[-_. ])(?<!machine[-_. ])rank[-_\[ ]*(\d+)(?!\d)")
+_RANK_IN_NAME = re.compile(r"(?i)(?<![a-z])(?<!node[-_. ])(?<!local[-_. ])(?<!machine[-_. ])(?:global[-_. ]?)?rank[-_\[ ]*(\d+)(?!\d)")
 _OF_A_NODE = re.compile(r"(?i)(?<![a-z])(?:node|host|machine)[-_. ]?\d+[-_. ]+rank")
 """`node1_rank3`: the third of the node, or of all; the other files tell."""
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")

@@ -15,6 +15,8 @@ from pipelog.tables import frame
 _STARTS_OTHERS = frozenset({"spawned", "node", "torchrun", "restart", "child-failed"})
 _OWN = ("step", "progress", "iteration", "memory_usage", "overflow", "error")
 """Kinds of rows whose rank is that of the process that wrote them; of errors only exceptions are."""
+_IN_GROUP = ("nccl-watchdog", "nccl-enqueued", "nccl-completed", "nccl-abort", "nccl-heartbeat")
+"""Rows of a watchdog, whose own word for the rank may be that within a process group: what the launcher says of the writer beats it."""
 _SELDOM = ("mpi", "sagemaker")
 _NUMBER = re.compile(r"(?<![\d.])\d{1,6}(?![\d.]*\d)")
 _SAYS_RANK = re.compile(r"(?i)(?<![a-z])(?:rank|proc|process|procid|task)[-_.]?$")
@@ -35,7 +37,9 @@ def ranks_of_writers(here: pa.Table, world: int | None, inputs: list[Input]) -> 
     if known:
         words = pa.array(list(known), pa.string())
         numbers = pa.array(list(known.values()), pa.int32())
-        rank = pa.compute.coalesce(rank, numbers.take(pa.compute.index_in(here.column("label").cast(pa.string()), words)))
+        said = numbers.take(pa.compute.index_in(here.column("label").cast(pa.string()), words))
+        in_group = pa.compute.is_in(here.column("name").cast(pa.string()), pa.array(_IN_GROUP, pa.string()))  # `[Rank 0]` of a process group
+        rank = pa.compute.coalesce(pa.compute.if_else(in_group, said, pa.scalar(None, pa.int32())), rank, said)
     files = _by_file(world, inputs, own) if world and world > 1 else {}
     if files:
         place = pa.compute.index_in(here.column("file").cast(pa.string()), pa.array(list(files), pa.string()))

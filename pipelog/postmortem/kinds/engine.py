@@ -103,11 +103,11 @@ def timeout_nccl(case: Case) -> Iterator[Advice]:
 @kind(
     "timeout-hccl",
     category="hang",
-    pattern=r"error code is (?:507046|507048|107020)\b|OPS function error: Hccl\w+, error code is (?:6|7|9|1\d)\b|Notify register times out|Getting socket times out",
+    pattern=r"error code(?: is |:)(?:507046|507048|107020)\b|OPS function error: Hccl\w+, error code is (?:6|7|9|1\d)\b|Notify register times out|Getting socket times out",
     says="waited in vain in a call of HCCL",
     known=False,
     strength=Strength.TIMEOUT,
-    rows=("python-exception", "bare-exception", "level"),
+    rows=("python-exception", "bare-exception", "level", "hccl-notify"),
     first=21,
     missing=(
         "what the rank that did not answer was doing: its own log, py-spy dump of every rank while it hangs",

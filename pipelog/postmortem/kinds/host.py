@@ -81,7 +81,7 @@ def port_in_use(case: Case) -> Iterator[Advice]:
 @kind(
     "rendezvous",
     category="launch",
-    pattern=r"(?i)Timed out .*store based barrier|clients joined|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"
+    pattern=r"(?i)clients joined|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"
     r"|RendezvousTimeoutError|RendezvousConnectionError|failed to send a keep-alive|DistStoreError|Timed out after \d+ seconds waiting for|could not connect to the (?:master|server)|wait timeout after \d+ms"
     r"|failed to connect to .* master",
     says="did not meet the other ranks at the start",
@@ -93,6 +93,23 @@ def rendezvous(case: Case) -> Iterator[Advice]:
     """Some ranks never came to the rendezvous: their host did not start, or cannot reach the master."""
     yield Advice("look at the hosts of the ranks that never came: was the launcher started there, with the right node rank, master address and port?")
     yield Advice("check that every host reaches the master: `nc -vz MASTER_ADDR MASTER_PORT`")
+
+
+@kind(
+    "store-barrier",
+    category="launch",
+    pattern=r"Timed out .*store based barrier|Waiting in store based barrier .*error=Timed out",
+    says="did not all come to a barrier of the start",
+    rows=("python-exception", "level"),
+    job=True,
+    known=False,
+    first=23,
+    missing=("what those who did not come were doing: their own logs, a stack of them (py-spy dump)",),
+)
+def store_barrier(case: Case) -> Iterator[Advice]:
+    """Ranks wait in the store for all to come; why some do not, they cannot tell: not started, or busy with something that takes longer."""
+    yield Advice("look at the ranks that never came: was the launcher started there; are they building an index, downloading, compiling?")
+    yield Advice("if they are only slow, raise the timeout: init_distributed(timeout=…), --distributed-timeout-minutes")
 
 
 @kind(
