@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from click.testing import CliRunner
 
 import pipelog.detectors
@@ -38,6 +40,7 @@ _TRAINING = ("torch", "deepspeed")
 """What only a training job has: examples that need it are parsed and not run."""
 
 
+@functools.cache
 def made() -> ModuleType:
     """The hook that makes pages from the code."""
     spec = importlib.util.spec_from_file_location("docs_pages", ROOT / "tools" / "docs.py")
@@ -48,7 +51,9 @@ def made() -> ModuleType:
     return module
 
 
-PAGES: dict[str, str] = made().pages()
+@functools.cache
+def pages() -> dict[str, str]:
+    return made().pages()
 
 
 def fences(page: Path, language: str) -> list[str]:
@@ -65,8 +70,8 @@ def having(language: str, *, plugin: bool = False) -> list[Path]:
 def test_every_rule_has_its_page_with_its_text_and_its_options() -> None:
     load(pipelog.detectors)
     for rule in DETECTORS.values():
-        page = PAGES[f"rules/{rule.id}.md"]
-        assert f"[{rule.id}]({rule.id}.md)" in PAGES["rules/index.md"]
+        page = pages()[f"rules/{rule.id}.md"]
+        assert f"[{rule.id}]({rule.id}.md)" in pages()["rules/index.md"]
         plain = " ".join(
             re.sub(r"\[([^\]]+)\]\(PL\d+\.md\)", r"\1", page).replace("\\", "").replace("&lt;", "<").replace("&amp;", "&").lower().split()
         )
@@ -79,7 +84,7 @@ def test_every_rule_has_its_page_with_its_text_and_its_options() -> None:
 
 def test_a_rule_s_page_says_when_it_cannot_tell() -> None:
     """As its module words it, with values left open."""
-    page = PAGES["rules/PL201.md"].partition("## When it cannot tell")[2]
+    page = pages()["rules/PL201.md"].partition("## When it cannot tell")[2]
     assert "- one stage: no pipeline\n" in page
     assert "- … of … stages were measured: a torch profiler trace of every stage would show the others\n" in page
 
@@ -87,7 +92,7 @@ def test_a_rule_s_page_says_when_it_cannot_tell() -> None:
 def test_every_kind_and_no_other_category_is_told() -> None:
     load(pipelog.postmortem.kinds)
     assert {k.category for k in KINDS.values()} == set(made().CATEGORIES)
-    page = PAGES["failures.md"]
+    page = pages()["failures.md"]
     wordings = tomllib.loads((FIXTURES / "postmortem" / "kinds.toml").read_text())
     assert page.count("- What to do, in the example below: ") == len(KINDS.keys() & wordings.keys())
     for kind in KINDS.values():
@@ -97,7 +102,7 @@ def test_every_kind_and_no_other_category_is_told() -> None:
 
 
 def test_every_command_and_option_is_told() -> None:
-    page = PAGES["commands.md"]
+    page = pages()["commands.md"]
     for name, command in main.commands.items():  # type: ignore[attr-defined]
         part = page.partition(f"\n## pipelog {name} {{")[2].partition("\n## ")[0]
         assert part
@@ -114,7 +119,7 @@ def test_every_field_of_a_document_is_told(name: str) -> None:
         own = set(part["properties"]) if isinstance(part.get("properties"), dict) else set()
         return own | set().union(*map(names, part.values()))
 
-    page = PAGES[f"{name}-json.md"]
+    page = pages()[f"{name}-json.md"]
     told = {word for path in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) for word in re.split(r"\.|\[\]", path)}
     missing = names(json.loads(schema(f"{name}-1.json"))) - told
     assert not missing
@@ -181,7 +186,7 @@ def test_the_site_builds_and_all_that_it_names_is_there(site: Path) -> None:
         page.feed(text)
         assert str(ROOT) not in text
         assert "<!-- columns -->" not in text
-    assert len(read) > len(PAGES)
+    assert len(read) > len(pages())
     wrong = []
     for file, page in read.items():
         here = site if file.name == "404.html" else file.parent  # served from the root, wherever it is shown
@@ -206,7 +211,7 @@ def test_the_site_is_of_moderate_size(site: Path) -> None:
 
 @pytest.mark.browser
 def test_the_site_opens_from_disk_and_searches_without_network(site: Path) -> None:
-    """At 390 px nothing is wider than the page; a search finds a page; what the console says is told."""
+    """At 390 px nothing is wider than the page; a search finds a page; the console says nothing, axe-core finds nothing serious."""
     said: list[str] = []
     try:
         with browser() as chromium:
@@ -223,6 +228,11 @@ def test_the_site_opens_from_disk_and_searches_without_network(site: Path) -> No
             page.click(".md-search__input")
             page.keyboard.type("flight recorder")
             page.wait_for_selector("a.md-search-result__link[href*='good-logs.html']", state="attached", timeout=10_000)
+            for name, scheme in (("good-logs", "light"), ("index", "dark")):
+                page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)  # axe itself writes to the console
+                page.goto((site / f"{name}.html").as_uri())
+                faults = [(v["id"], v["nodes"][0]["html"]) for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+                assert not faults, (name, scheme)
     except NoChromium as error:
         pytest.skip(f"browser: {error}")
     assert said == []

@@ -148,6 +148,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown.replace("<!-- columns -->", _columns())
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """A hook of mkdocs: the theme's search is a dialog without a name."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')
+
+
 def on_post_build(config: Any) -> None:
     """A hook of mkdocs: the search index as a script, too, which a page opened from disk can load."""
     index = Path(config.site_dir, "search", "search_index.json")
