@@ -122,7 +122,7 @@ def test_a_spike_among_many_steps_is_in_picture_and_table() -> None:
     assert any(row[2] == "40.0 s" for row in times.rows)
     assert losses.data[1]["x"] == [2222]
     assert [row[3] for row in losses.rows if row[3]] == ["some"]
-    assert max(len(times.rows), len(losses.rows)) <= 60
+    assert max(len(times.rows), len(losses.rows)) <= 30
     assert side("A", given_report).scatter_s == pytest.approx(1.4826 * 2e-3, rel=0.2)
 
 

@@ -61,7 +61,7 @@ def _step_says(report: Report, places: Places) -> tuple[str, ...]:
 
 
 _MOST_ROWS = 120
-_STRETCHES = 60
+_STRETCHES = 30
 
 
 def _numbers(steps: list[int], values: list[float | None], title: str, show: Callable[[float | None], str]) -> tuple[tuple[str, ...], Rows]:
