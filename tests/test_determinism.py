@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +12,7 @@ from click.testing import CliRunner
 import pipelog.reporters
 from pipelog.cli import main
 from pipelog.comparing.outputs import OUTPUTS
+from pipelog.reading import read
 from pipelog.registry import load
 from pipelog.reporters import REPORTERS
 from tests.conftest import FIXTURES
@@ -26,31 +25,6 @@ PLACES = [
     FIXTURES / "cases" / "xid79-dmesg-srun-label",
     FIXTURES / "cases" / "hang-loader-pyspy-then-time-limit",
 ]
-
-
-class Backwards:
-    """os.scandir as another file system might answer: the same entries, the last first."""
-
-    def __init__(self, real: Callable[..., Any], *given: Any) -> None:
-        with real(*given) as entries:
-            self._entries = sorted(entries, key=lambda e: e.name, reverse=True)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._entries)
-
-    def __next__(self) -> Any:
-        if not self._entries:
-            raise StopIteration
-        return self._entries.pop(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 def outputs(job: Path, out: Path, *more: str) -> dict[str, bytes]:
@@ -84,10 +58,20 @@ def test_the_same_bytes_from_one_process_from_two_and_from_files_listed_backward
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
         os.utime(copy, (1_000_000_000, 1_000_000_000))
-    real, listed = os.scandir, os.listdir
-    monkeypatch.setattr(os, "scandir", lambda *given: Backwards(real, *given))
+    listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda *given: sorted(listed(*given), reverse=True))
     _same(first, outputs(moved, tmp_path / "3", "--jobs", "1"))
+
+
+def test_names_that_differ_in_zeros_alone_stand_in_one_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("rank1.log", "rank01.log", "rank001.log", "rank10.log"):
+        (tmp_path / name).write_text(f"steps: 10 loss: {len(name)}.5 iter time (s): 4.812 samples/sec: 106.401\n")
+    listed = os.listdir
+    order = []
+    for backwards in (False, True):
+        monkeypatch.setattr(os, "listdir", lambda *given, turned=backwards: sorted(listed(*given), reverse=turned))
+        order.append([i.path for i in read(tmp_path, jobs=1).inputs])
+    assert order[0] == order[1] == ["rank001.log", "rank01.log", "rank1.log", "rank10.log"]
 
 
 def _same(a: dict[str, bytes], b: dict[str, bytes]) -> None:

@@ -88,9 +88,9 @@ def _walk(root: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
             yield path, _reason(error)
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """rank2 before rank10."""
-    return [(0, int(part), "") if part.isdigit() and len(part) < 19 else (1, 0, part) for part in re.split(r"(\d+)", name)]
+def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """rank2 before rank10; rank01 and rank1 stand in the same order however the system lists them."""
+    return [(0, int(part), "") if part.isdigit() and len(part) < 19 else (1, 0, part) for part in re.split(r"(\d+)", name)], name
 
 
 def _shown(path: Path, base: Path) -> str:
