@@ -258,3 +258,13 @@ def test_a_start_after_all_processes_of_the_other_file_have_ended() -> None:
     other_node = [at(6) | start(line=1), step(1, line=2), at(50, line=3)]
     made = tables([*({**row, "file": "a.log"} for row in first), *({**row, "file": "b.log"} for row in other_node)])
     assert made["attempts"].count == 1
+
+
+def test_what_no_attempt_changes_is_computed_once() -> None:
+    """Eighty starts would else be looked at eighty times eighty times."""
+    whole = tables([start(), step(1), start(), step(1)])
+    first, second = whole.of_attempt(0), whole.of_attempt(1)
+    for name in ("attempts", "rows", "endings"):
+        assert first[name] is second[name] is whole[name]
+    assert first["here"] is not second["here"]
+    assert (first["chosen"], second["chosen"]) == (0, 1)

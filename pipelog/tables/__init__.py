@@ -6,6 +6,7 @@ A table is a function of other tables, named once, with its formula in the docst
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -51,14 +52,17 @@ def table(name: str, *, needs: tuple[str, ...]) -> Callable[[Callable[..., Any]]
 class Tables:
     """All tables of one set of events, computed when first asked for. A failure is kept too, and raised to all who ask."""
 
-    def __init__(self, events: Events, attempt: int | None = None, shared: dict[str, Any] | None = None) -> None:
+    def __init__(self, events: Events, attempt: int | None = None, shared: dict[str, Any] | None = None, whole: Tables | None = None) -> None:
         known = {"events": events.table, "inputs": events.inputs}
         self._known: dict[str, Any] = {**known, **(shared or {}), "wanted_attempt": attempt, "tables": self}
         self._failed: dict[str, Exception] = {}
+        self._whole = whole
 
     def __getitem__(self, name: str) -> Any:
         if name in self._failed:
             raise self._failed[name]
+        if name not in self._known and self._whole is not None and _of_all_attempts(name):
+            return self._whole[name]
         if name not in self._known:
             spec = TABLES[name]
             try:
@@ -87,12 +91,18 @@ class Tables:
         return dict(first.values())
 
     def of_attempt(self, number: int) -> Tables:
-        """The same tables of another attempt; what is the same for all attempts is shared."""
-        return Tables(Events(self["events"], self["inputs"]), number, {name: self[name] for name in ("attempts", "rows")})
+        """The same tables of another attempt; what is the same for all attempts is computed once, here."""
+        return Tables(Events(self["events"], self["inputs"]), number, whole=self)
 
     def computed(self) -> dict[str, Any]:
         """Those computed so far, by name."""
         return dict(self._known)
+
+
+@functools.cache
+def _of_all_attempts(name: str) -> bool:
+    """Whether a table is the same whichever attempt is asked for."""
+    return name not in ("wanted_attempt", "tables") and all(map(_of_all_attempts, TABLES[name].needs if name in TABLES else ()))
 
 
 _INTEGERS = {pa.int16(): pd.Int64Dtype(), pa.int32(): pd.Int64Dtype(), pa.int64(): pd.Int64Dtype()}
