@@ -24,6 +24,7 @@ from pipelog.reporters._escape import json_block, label
 from pipelog.reporters._figures import AT_NIGHT, SOOT
 from pipelog.reporters._places import placed
 from pipelog.reporters._plotly import library
+from pipelog.reporters._still import still
 from pipelog.reporters.html import figures, render
 from tests.conftest import FIXTURES
 from tools.chromium import NoChromium, browser
@@ -136,6 +137,28 @@ def test_page_says_what_the_report_says() -> None:
     assert "Where the step goes" in text
     for name in ("timeline", "phase", "stages", "step", "step-time", "memory", "links", "loss"):
         assert f'data-figure="{name}"' in text
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_still_pictures_hold_the_points_of_those_that_move(run: str) -> None:
+    """Read back from the drawing: every point, on its axis, and a mark for each value that is none."""
+    for figure in drawn(report(run)):
+        made = still(figure)
+        if made is None:
+            assert figure.id not in ("step-time", "loss", "grad-norm") or not any(v is not None for v in figure.data[0]["y"])
+            continue
+        points = [tuple(map(float, p.split(","))) for line in made.lines for p in line.split()]
+        x, y = ([v for v in figure.data[0][k] if v is not None] for k in ("x", "y"))
+        assert len(points) == len(y)
+        assert len(made.broken) == sum(len(t["x"]) for t in figure.data[1:])
+        assert min(points, key=lambda p: p[1])[1] == 0
+        assert points[y.index(max(y))][1] == 0
+        assert max(p[1] for p in points) <= 100
+        if figure.layout["yaxis"].get("rangemode") == "tozero":
+            assert points[0][1] == pytest.approx(100 * (1 - y[0] / max(y)), abs=0.01)
+        if len(points) > 1 and not made.broken:
+            assert (points[0][0], points[-1][0]) == (0, 1000)
+            assert points[1][0] == pytest.approx(1000 * (x[1] - x[0]) / (x[-1] - x[0]), abs=0.01)
 
 
 def test_change_point_is_marked() -> None:

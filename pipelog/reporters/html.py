@@ -31,6 +31,7 @@ from pipelog.reporters._figures_timeline import timeline
 from pipelog.reporters._pays import no_replay, pays
 from pipelog.reporters._places import Places, kept, placed, sentence
 from pipelog.reporters._plotly import library, source
+from pipelog.reporters._still import still
 from pipelog.reporters.markdown import render as ticket
 from pipelog.reporters.verdict import verdict
 
@@ -149,7 +150,16 @@ def environment() -> Environment:
         "color": _variable,
         "evidence": words.evidence,
     }
-    made.globals |= {"page": details.page, "where": _where, "count": count, "asset": _asset, "palette": _palette, "at": failed.place, "label": label}
+    made.globals |= {
+        "page": details.page,
+        "where": _where,
+        "count": count,
+        "asset": _asset,
+        "palette": _palette,
+        "at": failed.place,
+        "label": label,
+        "still": still,
+    }
     return made
 
 
