@@ -22,6 +22,7 @@ from pipelog.parsers._traceback_lines import IGNORED, MARK, UNTRACED
 from pipelog.parsers._traceback_region import Region
 from pipelog.parsing import Block, Row, block
 
+ENDS_WITHIN = "python-traceback: there is no line behind it, and its last one was not found"
 _MOST_CHARACTERS = 2000
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages)[/\\]|[/\\]lib(?:64)?[/\\]python\d+\.\d+[/\\]|^<(?!stdin>|string>)")
 _PIPE = re.compile(r"deepspeed[/\\]runtime[/\\]pipe[/\\]engine\.py$")
@@ -44,8 +45,9 @@ def traceback(found: Block) -> Iterator[Row | Skipped]:
     next(lines)
     if not region.feed(found.line, found.before + found.first) or not region.begun:
         return
-    for number, text in lines:
-        if not region.feed(number, text):
+    last, whole = found.line, False
+    for last, text in lines:
+        if whole := not region.feed(last, text):
             break
     region.close()
     of_head = _LOGGED_RANK.search(found.before) is not None
@@ -64,8 +66,11 @@ def traceback(found: Block) -> Iterator[Row | Skipped]:
         if host := next((m["host"] or m["asked"] for raised in chain.raised if (m := _UNREACHED.search(raised.text[0]))), None):
             known = {**known, "host": host}
         yield from _rows(chain, name, known)
+    cut = region.unfinished[-1] if region.unfinished and not whole and last > region.unfinished[-1] else None
     for line in region.unfinished:
-        yield Skipped(line, "python-traceback: its last line was not found")
+        yield Skipped(last, ENDS_WITHIN) if line == cut else Skipped(line, "python-traceback: its last line was not found")
+    if cut is not None:
+        yield {"kind": "error", "name": "traceback-cut", "line": cut, "text": f"{MARK}:"} | ({"rank": None} if of_head and not logged else {})
 
 
 def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:

@@ -22,6 +22,8 @@ _SURVIVED = 2
 _MOST_GROUPS = 60
 _WORDS = frozenset({"level", "bare-exception"})
 """A traceback beats what a logger calls an error; and what no step follows beats what one step followed."""
+_LAST_WORDS = frozenset({"bare-exception", "traceback-cut"})
+"""What a process prints when it dies, in part."""
 _HALF_HOUR_NS, _NEAR_NS = 1800 * 10**9, 90 * 10**9
 """Zones differ by whole half hours; a kernel's line and the end that it caused stand within a minute or so."""
 _FATAL = frozenset({"python-exception", "cpp-terminate", "nccl-abort", "fatal-python"})
@@ -124,7 +126,7 @@ def primary_of(roles: pd.DataFrame, *, bad_end: bool, weakest: Strength = Streng
         found = _earliest(echoes if bad_end else echoes[echoes["name"].isin(_FATAL)], Strength.ECHO)
     left = roles[roles["role"].isin([Role.INITIATING.value, Role.CASCADE.value])]
     if found is None:  # a process that prints the name of an exception, and nothing after it, has mostly died of it
-        found = _earliest(left if bad_end else left[(left["name"] == "bare-exception") & (left["went_on"] == 0)], Strength.WORD)
+        found = _earliest(left if bad_end else left[left["name"].isin(_LAST_WORDS) & (left["went_on"] == 0)], Strength.WORD)
     return found
 
 

@@ -219,6 +219,22 @@ def bare_exception(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "traceback-cut",
+    category="unknown",
+    pattern=r"",
+    says="raised an exception of which the files hold only the beginning",
+    known=False,
+    strength=Strength.WORD,
+    rows=("traceback-cut",),
+    first=1,
+    missing=("the rest of the traceback: the file ends within it",),
+)
+def traceback_cut(case: Case) -> Iterator[Advice]:
+    """A traceback whose last line, with the exception, was not written or not copied: what was raised is not known."""
+    yield Advice("copy the file again, or look for the rest where the scheduler keeps the job's output; the frames show where it was raised")
+
+
+@kind(
     "word",
     category="unknown",
     pattern=r"",
