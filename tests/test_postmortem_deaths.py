@@ -12,6 +12,7 @@ from pipelog.findings import Confidence, Severity
 from pipelog.postmortem.deaths import Death
 from pipelog.report import Report
 from tests.making import Row, events, step, tables, topology_map
+from tests.telling import read, traceback
 from tests.test_postmortem_roles import DISK, OOM, PEER, T0, at, killing, left, raised
 
 LOUD = {"run-failed", "run-hung"}
@@ -248,3 +249,44 @@ def test_a_fault_of_the_post_mortem_costs_the_verdict_and_not_the_report(tmp_pat
     assert (found.run["status"], found.failure) == ("failed", None)
     status = {o.id: (o.status.value, o.reason) for o in found.outcomes}
     assert status["PL501"] == ("failed", "RuntimeError: KeyError: 'no such column'")
+
+
+TORCHRUN = "/opt/venv/bin/torchrun:8 <module>"
+KILLED_LOCAL = "E0305 14:{}:37.280000 39213 torch/distributed/elastic/multiprocessing/api.py:702] failed (exitcode: -9) local_rank: 1 (pid: 9{}0) of binary: /opt/venv/bin/python"
+AGAIN = [
+    "I0305 14:10:37.290000 39213 torch/distributed/elastic/agent/server/api.py:881] [default] Worker group FAILED. 1/1 attempts left; will restart worker group",
+]
+TABLE = [
+    "=" * 60,
+    "train.py FAILED",
+    "Root Cause (first observed failure):",
+    "[0]:",
+    "  time      : 2024-03-05_14:12:38",
+    "  host      : {}",
+    "  rank      : 1 (local_rank: 1)",
+    "  exitcode  : -9 (pid: 920)",
+    "  error_file: <N/A>",
+    "  traceback : Signal 9 (SIGKILL) received by PID 920",
+]
+
+
+def elastic(*hosts: str) -> dict[str, object]:
+    """Two starts of torchrun's workers, each ended by SIGKILL of local rank 1; the tables of hosts stand at the end."""
+    mapping = "Using topology: {ProcessCoord(pipe=0, data=0): 0, ProcessCoord(pipe=0, data=1): 1, ProcessCoord(pipe=1, data=0): 2, ProcessCoord(pipe=1, data=1): 3}"
+    steps = [f"[2024-03-05 14:1{{}}:{n},101] [INFO] [logging.py:107:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.1], mom=[0.9]" for n in (10, 20)]
+    tables_ = [
+        line.format(host)
+        for host in hosts
+        for line in (*traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", TORCHRUN), *TABLE)
+    ]
+    first = [mapping, *(line.format(0) for line in steps), KILLED_LOCAL.format(10, 0), *AGAIN]
+    made = read({"run.log": [*first, mapping, *(line.format(2) for line in steps), KILLED_LOCAL.format(12, 2), *tables_]})
+    before, _ = made["deaths"]
+    return {"ranks": before.ranks, "hosts": before.hosts, "title": before.title}
+
+
+def test_the_local_rank_of_an_earlier_start_of_the_same_agent() -> None:
+    told = elastic("n1")
+    assert (told["ranks"], told["hosts"]) == ((1,), ("n1",))
+    assert str(told["title"]).startswith("Local rank 1 (n1) was killed")
+    assert elastic("n1", "n2")["ranks"] == ()

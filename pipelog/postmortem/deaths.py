@@ -32,7 +32,8 @@ class Death:
     """How an attempt ended. status, category, known (cause_known), confidence, title, … as in report.json's `failure`.
 
     at_ns: when (local time); hang_ns: when the wait began. consequences: groups of lines that followed: what, count, ranks, file, line, text. roles: the table of errors with role and reason.
-    trouble: where the post-mortem itself failed, what it failed of; the status is then all that is known.
+    trouble: where the post-mortem itself failed, what it failed of; the status is then all that is known. label: what the launcher calls the one
+    that began it (`local 1`), where all of its lines have the same.
     """
 
     attempt: int
@@ -55,6 +56,7 @@ class Death:
     advice: tuple[Advice, ...] = ()
     roles: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     trouble: str | None = None
+    label: str | None = None
 
 
 @table("death", needs=("errors", "endings", "chosen", "hang", "heard", "placed", "topology", "config", "facts"))
@@ -101,6 +103,7 @@ def deaths(attempts: Attempts, chosen: int, endings: list[Ending], tables: Table
         except Exception as error:
             log.debug("the post-mortem of attempt %d failed", number, exc_info=True)
             found.append(Death(number, endings[number].status, trouble=f"{type(error).__name__}: {error}"))
+    found = _of_one_agent(found)
     return [*found[:-1], _explained(found[-1], found[:-1])]
 
 
@@ -131,6 +134,23 @@ _WEAK = frozenset(
     }
 )
 """Ends that a broken device or node explains, where one showed itself on the same host in an earlier attempt."""
+
+
+def _of_one_agent(found: list[Death]) -> list[Death]:
+    """The verdicts; where one names a local rank alone, with the rank and host that it has in another attempt of the same log.
+
+    torchrun restarts its workers itself, and says only at the end on which host and which ranks they were. Only where no other host is named.
+    """
+    hosts = {h for d in found if len(d.roles) for h in d.roles["host"] if isinstance(h, str)}
+    told = {(d.label, d.evidence[0].file): d for d in found if d.label and len(d.ranks) == 1 and len(d.hosts) == 1 and d.evidence}
+    out = []
+    for death in found[:-1]:
+        same = told.get((death.label, death.evidence[0].file)) if death.label and death.evidence and not (death.ranks or death.hosts) else None
+        if same is not None and len(hosts) == 1:
+            title = death.title.replace("the log does not say of which host", same.hosts[0])
+            death = replace(death, ranks=same.ranks, stages=same.stages, hosts=same.hosts, title=title)  # noqa: PLW2901
+        out.append(death)
+    return [*out, *found[-1:]]
 
 
 def _explained(last: Death, earlier: list[Death]) -> Death:
@@ -209,6 +229,7 @@ def _verdict(
         missing=missing,
         advice=tuple(kind.advice(case)),
         roles=roles,
+        label=whom.label,
     )
 
 
