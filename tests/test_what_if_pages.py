@@ -57,7 +57,7 @@ def section(page: str) -> str:
 
 def rows(part: str, name: str) -> list[list[str]]:
     """The cells of the table with this name as plain text."""
-    found = re.search(rf'aria-label="{name}">.*?</table>', part, re.DOTALL)
+    found = re.search(rf'aria-label="{name} \(table\)">.*?</table>', part, re.DOTALL)
     lines_ = re.findall(r"<tr>(.*?)</tr>", found[0] if found else "", re.DOTALL)[1:]
     return [[plain(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)] for line in lines_]
 
