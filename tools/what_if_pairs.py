@@ -39,9 +39,7 @@ def pairs(folder: Path) -> list[Pair]:
         report = json.loads(pipelog.diagnose(pipelog.read(folder / told["from"])).to_json())
         what_if = {c["change"]: c for c in report["metrics"]["what_if"]}
         measured = tuple(json.loads((folder / run / "measured.json").read_text())["step_time_ms"]["median"] / 1e3 for run in told["to"])
-        out.append(
-            Pair(told["said"], told["from"], told["change"], what_if["now"]["step_time_s"], what_if[told["change"]]["step_time_s"], measured)
-        )
+        out.append(Pair(told["said"], told["from"], told["change"], what_if["now"]["step_time_s"], what_if[told["change"]]["step_time_s"], measured))
     return out
 
 
@@ -50,7 +48,9 @@ def main(folder: str) -> None:
     print("| change | now | predicted | measured (median of three) | the three | error |\n|---|---|---|---|---|---|")
     for p in pairs(Path(folder)):
         each = ", ".join(f"{1e3 * s:.0f}" for s in sorted(p.measured_s))
-        print(f"| {p.said} | {1e3 * p.now_s:.0f} ms | {1e3 * p.predicted_s:.0f} ms | {1e3 * statistics.median(p.measured_s):.0f} ms | {each} | {100 * p.error:+.1f} % |")
+        print(
+            f"| {p.said} | {1e3 * p.now_s:.0f} ms | {1e3 * p.predicted_s:.0f} ms | {1e3 * statistics.median(p.measured_s):.0f} ms | {each} | {100 * p.error:+.1f} % |"
+        )
 
 
 if __name__ == "__main__":

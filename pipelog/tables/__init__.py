@@ -113,8 +113,12 @@ def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
     column = events.column("kind").combine_chunks()
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     codes = [i for i, word in enumerate(column.dictionary.to_pylist()) if word in kinds]
-    mask = np.isin(column.indices.to_numpy(zero_copy_only=False), codes)
-    return events.filter(pa.array(mask))
+    return where(events, np.isin(column.indices.to_numpy(zero_copy_only=False), codes))
+
+
+def where(rows: pa.Table, mask: np.ndarray) -> pa.Table:
+    """The rows where *mask* is true; without a copy where that are all."""
+    return rows if mask.all() else rows.filter(pa.array(mask))
 
 
 def coded(column: pa.ChunkedArray) -> pd.Categorical:
@@ -128,9 +132,16 @@ def coded(column: pa.ChunkedArray) -> pd.Categorical:
 
 def grouped(codes: np.ndarray, places: np.ndarray, keys: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """*places* by their code, in one pass however many there are: codes as they first come, within one by *keys*, the last of which counts first."""
-    order = places[np.lexsort((*(key[places] for key in keys), codes[places]))]
+    order = places[np.argsort(codes[places], kind="stable")]
     borders = np.flatnonzero(np.concatenate(([True], np.diff(codes[order]) != 0, [True]))) if len(order) else np.zeros(0, np.int64)
-    return sorted((order[a:b] for a, b in itertools.pairwise(borders.tolist())), key=np.min)
+    groups = sorted((order[a:b] for a, b in itertools.pairwise(borders.tolist())), key=lambda group: int(group[0]))
+    return [group[np.lexsort(tuple(key[group] for key in keys))] if keys else group for group in groups]
+
+
+def whole_numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of integers as int64, -1 where it is null."""
+    column = column if column.type == pa.int64() else column.cast(pa.int64())
+    return np.asarray((pa.compute.fill_null(column, -1) if column.null_count else column).to_numpy())
 
 
 def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:

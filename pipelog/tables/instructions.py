@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.parsers.trace_host import BACKWARD, P2P_CALLS
-from pipelog.tables import coded, grouped, of_kind, table
+from pipelog.tables import coded, grouped, of_kind, table, where, whole_numbers
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 
 COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
@@ -100,14 +100,11 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
     windows of one step on one clock that do not overlap in time the latest counts, since no rank is a whole step ahead of another.
     """
     rows = of_kind(placed.select(_USED), *_KINDS)
-    rows = rows.filter(pa.array(np.asarray(coded(rows.column("device")) == "cpu")))
+    rows = where(rows, np.asarray(coded(rows.column("device")) == "cpu"))
     if not rows.num_rows:
         return []
     words = {n: coded(rows.column(n)) for n in ("file", "kind", "name", "stream", "clock")}
-    numbers = {
-        n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy()
-        for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")
-    }
+    numbers = {n: whole_numbers(rows.column(n)) for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")}
     value = pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()
     known = np.flatnonzero(numbers["rank"] >= 0)
     out = []
