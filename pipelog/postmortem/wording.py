@@ -26,8 +26,8 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         if whom.ranks:
             return f"{who} {'is' if len(whom.ranks) == 1 else 'are'} waited for: {waited}{tail}"
         return f"The run hangs: {waited}{tail or '; who is missing cannot be told'}"
-    if kind.name == "rendezvous" and whom.ranks:
-        return f"{who} never came to the rendezvous{tail}"
+    if kind.of_ranks and whom.ranks:
+        return f"{who} {kind.of_ranks}{tail}"
     if kind.strength is Strength.ECHO and whom.why:
         return f"{who} went away{tail}"
     says = filled(kind.says, kind, first["said"])

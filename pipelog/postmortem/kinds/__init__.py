@@ -59,7 +59,8 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A meaning. category after contract.md; says: predicate of the verdict, {names} are groups of the pattern.
+    """A meaning. category after contract.md; says: predicate of the verdict, {names} are groups of the pattern; of_ranks: the same where the ranks
+    are known, where it reads otherwise then.
 
     known: whether such a line tells the cause. job: it concerns the job as a whole, not one rank. rows: names of the event rows it
     is looked for in, all where empty. missing: what would tell more where the cause is not known.
@@ -69,6 +70,7 @@ class Kind:
     category: str
     pattern: re.Pattern[str]
     says: str
+    of_ranks: str
     role: Role
     strength: Strength
     known: bool
@@ -90,6 +92,7 @@ def kind(
     category: str,
     pattern: str,
     says: str,
+    of_ranks: str = "",
     role: Role = Role.INITIATING,
     strength: Strength = Strength.CAUSE,
     known: bool = True,
@@ -104,7 +107,7 @@ def kind(
     def add(function: Callable[[Case], Iterator[Advice]]) -> Callable[[Case], Iterator[Advice]]:
         page = (function.__doc__ or "").strip()
         frames = re.compile(frame) if frame else None
-        made = Kind(name, category, re.compile(pattern), says, role, strength, known, job, rows, frames, first, missing, page, function)
+        made = Kind(name, category, re.compile(pattern), says, of_ranks, role, strength, known, job, rows, frames, first, missing, page, function)
         KINDS.add(name, made)
         return function
 

@@ -85,6 +85,7 @@ def port_in_use(case: Case) -> Iterator[Advice]:
     r"|RendezvousTimeoutError|RendezvousConnectionError|failed to send a keep-alive|DistStoreError|Timed out after \d+ seconds waiting for|could not connect to the (?:master|server)|wait timeout after \d+ms"
     r"|failed to connect to .* master",
     says="did not meet the other ranks at the start",
+    of_ranks="never came to the rendezvous",
     rows=("python-exception", "socket", "torch-log", "store-wait", "level"),
     job=True,
     first=24,
@@ -100,6 +101,7 @@ def rendezvous(case: Case) -> Iterator[Advice]:
     category="launch",
     pattern=r"Timed out .*store based barrier|Waiting in store based barrier .*error=Timed out",
     says="did not all come to a barrier of the start",
+    of_ranks="never came to a barrier of the start",
     rows=("python-exception", "level"),
     job=True,
     known=False,
