@@ -34,7 +34,7 @@ def report(events: Events, tables: Tables, outcomes: tuple[Outcome, ...], name: 
         config=_config(tables["config"]),
         metrics=_metrics(tables, outcomes),
         outcomes=outcomes,
-        failure=_failure(tables["deaths"][-1]),
+        failure=_failure(tables["ended"]),
         name=name,
         charts=charts.data(tables),
         notes=_notes(tables),
@@ -70,7 +70,7 @@ def _run(tables: Tables) -> JSON:
     step = _median_step(tables["steps"])
     torch = said(facts, ("version.torch",))
     return {
-        "status": deaths[-1].status,
+        "status": tables["ended"].status,
         "frameworks": {
             "deepspeed": config.deepspeed,
             "torch": str(torch[0].value) if torch else None,
@@ -375,14 +375,15 @@ _MOST_ENDS = 3
 
 
 def _ended_before(tables: Tables) -> str:
-    """How the starts before the last one ended, where they failed: `start 1 failed after step 9 (killed); `."""
+    """How the other starts ended, where they failed: `start 1 failed after step 9 (killed); `."""
     deaths: list[Death] = tables["deaths"]
+    told: Death = tables["ended"]
     last = {int(n): int(row["last"]) for n, row in tables["spans"].iterrows()}
     words = {"failed": "failed", "hung": "hung", "cancelled": "was cancelled", "time-limit": "met its time limit", "preempted": "was preempted"}
     said_ = [
         f"start {d.attempt + 1} {words[d.status]}{f' after step {last[d.attempt]:,}' if d.attempt in last else ''}{f' ({d.category})' if d.category else ''}; "
-        for d in deaths[:-1]
-        if d.status in words
+        for d in deaths
+        if d.status in words and d.attempt != told.attempt
     ]
     return "".join(said_[-_MOST_ENDS:])
 

@@ -177,6 +177,10 @@ class Given:
         """Verdicts of the attempts, in order."""
         return [_death(number, dict(given)) for number, given in enumerate(spec or [])]
 
+    def _ended(self, _: None) -> Death | None:
+        """The last verdict."""
+        return self["deaths"][-1] if self["deaths"] else None
+
     def _attempts(self, spec: Spec | None) -> Attempts:
         """As many as there are verdicts; `jobs`: of different jobs."""
         return Attempts(pd.DataFrame(), len(self["deaths"]), **(spec or {}))

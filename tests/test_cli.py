@@ -182,6 +182,19 @@ def test_no_cache_leaves_none(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_the_verdict_is_of_the_start_that_is_asked_for(tmp_path: Path) -> None:
+    """Two starts: the first ends well, in the second rank 3 is killed."""
+    logs = [FIXTURES / "runs" / name / "logs" / "train.log" for name in ("heavy-stage2", "fail-sigkill-rank3")]
+    (tmp_path / "train.log").write_text("".join(log.read_text() for log in logs))
+    told = []
+    for more in ([], ["--attempt", "0"], ["--attempt", "1"]):
+        assert run("analyze", tmp_path / "train.log", "-o", "x.json", *more).exit_code == 0
+        document = json.loads(Path("x.json").read_text())
+        told.append((document["run"]["status"], (document["failure"] or {}).get("ranks")))
+        assert [a["status"] for a in document["run"]["attempts"]] == ["completed", "failed"]
+    assert told == [("failed", [3]), ("completed", None), ("failed", [3])]
+
+
 def reports_kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "pipelog").glob("*.report.json"))
 

@@ -127,6 +127,13 @@ def test_logs_of_one_folder_of_different_models(tmp_path: Path) -> None:
     assert found(tmp_path, files) == [["small.log"], ["large.log"]]
 
 
+@pytest.mark.parametrize(("later", "together"), [("2025-06-02", True), ("2025-08-01", False)])
+def test_logs_of_one_folder_on_other_ranks_weeks_apart(tmp_path: Path, later: str, together: bool) -> None:
+    """The layout mended the next day is a restart; two months later it is another job, though it goes on from a checkpoint."""
+    again = log(300, stages=4, loaded=30, steps=(40, 50)).replace("2025-06-01", later)
+    assert found(tmp_path, {"train-1.log": log(0), "train-2.log": again}) == ([[]] if together else [["train-1.log"], ["train-2.log"]])
+
+
 def test_the_report_speaks_of_the_newest_alone_and_says_so(tmp_path: Path) -> None:
     """The older job has 4 stages of 2 s a step, the newer 2 of 1 s; `zoo` is the older though it is the last by name."""
     files = {"zoo/train.log": log(0, stages=4, step_s=2.0), "zoo/ds_config.json": '{"train_batch_size": 64}', "ant/train.log": log(300)}

@@ -3,7 +3,7 @@
 What it does: computes the ideal bubble (p-1)/(v*m+p-1) from the topology and the configuration alone, whatever was measured.
 Why it matters: with equal stages and free transfers each stage still idles for that share of the pipeline phase.
 What to do: double gradient_accumulation_steps (m), once or more; at a fixed global batch that means smaller micro-batches, never larger
-ones. Where the run failed or hung this is not its trouble: then it is info.
+ones. Where the run failed or hung, or is not seen to make a step, this is not its trouble: then it is info.
 When it is wrong: m is what one pipeline replica sees in one optimizer step; a batch-size ramp-up changes it during the run.
 Thresholds: limit 0.25: fewer than 3 (p - 1) micro-batches.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from pipelog._text import percent
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, detector
+from pipelog.postmortem.deaths import Death
 from pipelog.replay.cited import cited
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.bubble import Bubble
@@ -41,17 +42,22 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
     doubled = 2 * m  # one step over the limit is no goal, while a doubling is felt
     more = f"; {percent(limit)} or less from {enough} on" if doubled < enough else ""
     effect = f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * doubled + p - 1))}"
-    ended = tables.get("deaths") if tables is not None else None
+    ended: Death | None = tables.get("ended") if tables is not None else None
     yield Finding(
         "PL102",
         "few-micro-batches",
         f"{m} micro-batch{'es' if m > 1 else ''} for {p} stages: the schedule alone idles {percent(bubble.ideal)} of the pipeline phase",
-        Severity.INFO if ended and ended[-1].status in ("failed", "hung") else Severity.WARNING,
+        Severity.INFO if ended is not None and _unasked(ended, bubble) else Severity.WARNING,
         Confidence.HIGH,
         evidence=evidence,
         advice=(_advice(m, doubled, config.micro_batch_size, effect, more, tables),),
         cost=bubble.ideal,
     )
+
+
+def _unasked(ended: Death, bubble: Bubble) -> bool:
+    """Whether the run has another trouble, or nothing shows that it ever came to a step."""
+    return ended.status in ("failed", "hung") or (ended.status == "incomplete" and not ended.step and bubble.measured is None)
 
 
 def _advice(m: int, doubled: int, micro: int | None, effect: str, more: str, tables: Tables | None) -> Advice:

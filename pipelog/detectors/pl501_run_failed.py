@@ -19,22 +19,21 @@ from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
 
 
-@detector("PL501", "run-failed", needs=("deaths",))
-def run_failed(deaths: list[Death]) -> Iterator[Finding]:
-    """One finding where the last attempt failed."""
-    last = deaths[-1]
-    if last.trouble is not None:
-        raise RuntimeError(last.trouble)
-    if last.status == "incomplete":
+@detector("PL501", "run-failed", needs=("ended",))
+def run_failed(ended: Death) -> Iterator[Finding]:
+    """One finding where the attempt that is told of, in general the last, failed."""
+    if ended.trouble is not None:
+        raise RuntimeError(ended.trouble)
+    if ended.status == "incomplete":
         raise CannotTell("the files do not say how the run ended")
-    if last.status == "failed":
+    if ended.status == "failed":
         yield Finding(
             "PL501",
             "run-failed",
-            last.title or "the run failed; no line says why",
+            ended.title or "the run failed; no line says why",
             Severity.ERROR,
-            last.confidence,
-            Where(last.ranks, last.stages, last.hosts, steps=(last.step, last.step) if last.step is not None else None),
-            last.evidence,
-            last.advice,
+            ended.confidence,
+            Where(ended.ranks, ended.stages, ended.hosts, steps=(ended.step, ended.step) if ended.step is not None else None),
+            ended.evidence,
+            ended.advice,
         )

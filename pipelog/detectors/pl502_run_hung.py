@@ -18,22 +18,21 @@ from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
 
 
-@detector("PL502", "run-hung", needs=("deaths",))
-def run_hung(deaths: list[Death]) -> Iterator[Finding]:
-    """One finding where the last attempt hung."""
-    last = deaths[-1]
-    if last.trouble is not None:
-        raise RuntimeError(last.trouble)
-    if last.status == "incomplete":
+@detector("PL502", "run-hung", needs=("ended",))
+def run_hung(ended: Death) -> Iterator[Finding]:
+    """One finding where the attempt that is told of, in general the last, hung."""
+    if ended.trouble is not None:
+        raise RuntimeError(ended.trouble)
+    if ended.status == "incomplete":
         raise CannotTell("the files do not say how the run ended")
-    if last.status == "hung":
+    if ended.status == "hung":
         yield Finding(
             "PL502",
             "run-hung",
-            last.title,
+            ended.title,
             Severity.ERROR,
-            last.confidence,
-            Where(last.ranks, last.stages, last.hosts, steps=(last.step, last.step) if last.step is not None else None),
-            last.evidence,
-            last.advice,
+            ended.confidence,
+            Where(ended.ranks, ended.stages, ended.hosts, steps=(ended.step, ended.step) if ended.step is not None else None),
+            ended.evidence,
+            ended.advice,
         )

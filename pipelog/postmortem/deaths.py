@@ -107,6 +107,12 @@ def deaths(attempts: Attempts, chosen: int, endings: list[Ending], tables: Table
     return [*found[:-1], _explained(found[-1], found[:-1])]
 
 
+@table("ended", needs=("deaths", "wanted_attempt"))
+def ended(deaths: list[Death], wanted_attempt: int | None) -> Death:
+    """The verdict that is told: of the start that was asked for, else of the last."""
+    return deaths[-1 if wanted_attempt is None else wanted_attempt]
+
+
 _STATUS = {
     "hang": "hung",
     "scheduler.cancelled": "cancelled",

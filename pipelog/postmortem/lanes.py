@@ -15,16 +15,16 @@ _CLOCKS = ("log", "utc")
 _ERRORS = {Role.INITIATING.value: 0, Role.CASCADE.value: 1, Role.TEARDOWN.value: 2}
 
 
-@table("lanes", needs=("tables", "deaths", "chosen"))
-def lanes(tables: Tables, deaths: list[Death], chosen: int) -> pd.DataFrame:
-    """One row a rank that wrote a line in the last attempt: rank, stage, host; first_ns and last_ns (its first and last line), file and line of the last; step and
+@table("lanes", needs=("tables", "ended", "chosen"))
+def lanes(tables: Tables, ended: Death, chosen: int) -> pd.DataFrame:
+    """One row a rank that wrote a line in the attempt that the verdict tells of: rank, stage, host; first_ns and last_ns (its first and last line), file and line of the last; step and
     step_ns (its last step); error_ns, error_role, error_file, error_line (its first error, the one that began it before others).
 
     Times are of the logs' own clock, ns. Of a line without a time it is the last time above it in its file; last_until_ns and error_until_ns
     are then the next one below, before which it was written. What others print of a rank (launchers, tables of ranks) is none of its lines, but may be its error. Null where
     nothing tells. Empty where the run came to its end.
     """
-    last = deaths[-1]
+    last = ended
     if last.status == "completed" or not len(last.roles):
         return pd.DataFrame(columns=[*_COLUMNS, *_ERROR])
     mine = tables if last.attempt == chosen else tables.of_attempt(last.attempt)

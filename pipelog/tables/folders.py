@@ -41,6 +41,8 @@ _DEEPEST = 4
 """Folders of jobs in folders of jobs; deeper ones stay together."""
 _PRINTED_EVERY = 10
 """DeepSpeed's steps_per_print, where one step alone was printed."""
+_LONG_NS = 14 * 24 * 3600 * 10**9
+"""Two weeks: a job that waits so long and comes back on other ranks is rather another one."""
 _MOST = 256
 """More folders or files with starts of their own are ranks or hosts rather than jobs."""
 
@@ -284,6 +286,8 @@ def _differs(a: _Unit, b: _Unit) -> str:
     if timed and b.begin_ns > a.end_ns:
         if all(u.folder and _ATTEMPT.search(PurePosixPath(u.place).name) for u in (a, b)):
             return ""
+        if b.begin_ns - a.end_ns > _LONG_NS and (names := [n for n in _contradicted(a, b) if n.startswith("topology.")]):
+            return _said(a, b, names)
         if a.done and a.stepped and b.stepped and not b.goes_on:
             return f"{a.place} had come to its end before {b.place} began with the first step"
         return _differing(a, b, model_alone=b.goes_on)
@@ -305,11 +309,17 @@ def _tied(a: _Unit, b: _Unit) -> bool:
 
 def _differing(a: _Unit, b: _Unit, *, model_alone: bool) -> str:
     """The setting that differs and says most; where it could be one job going on, or files of one folder: of the model alone."""
-    names = [n for n in a.settings.keys() & b.settings.keys() if a.settings[n] != b.settings[n]]
+    names = _contradicted(a, b)
     if model_alone or not (a.folder and b.folder):
         names = [n for n in names if _MODEL.search(n)]
-    if not names:
-        return ""
+    return _said(a, b, names) if names else ""
+
+
+def _contradicted(a: _Unit, b: _Unit) -> list[str]:
+    return [n for n in a.settings.keys() & b.settings.keys() if a.settings[n] != b.settings[n]]
+
+
+def _said(a: _Unit, b: _Unit, names: list[str]) -> str:
     name = min(names, key=lambda n: (not n.startswith("topology."), not _MODEL.search(n), len(a.settings[n] + b.settings[n]) > 40, n))
     short = name.partition(".")[2] or name
     return f"{short} is {_short(a.settings[name])} in {a.place} and {_short(b.settings[name])} in {b.place}"
