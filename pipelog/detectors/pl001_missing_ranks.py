@@ -46,7 +46,7 @@ def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame, 
                 tuple(Evidence(path) for path in list(have.values())[:2]),
                 (Advice(f"add the {what}s of these ranks to the folder"),),
             )
-    yield from _nodes(facts, topology)
+    yield from _nodes(facts, topology, placed)
     yield from _barrier(placed, world)
 
 
@@ -75,6 +75,14 @@ def _joined(placed: pa.Table) -> bool:
     return bool(len(frame(placed, ("step", "iteration", "progress", "timer"), ("line",))))
 
 
+def _spoke(placed: pa.Table) -> set[int | str]:
+    """Ranks and hosts of which a line of their own was read."""
+    rows = of_kind(
+        placed.select(["kind", "rank", "host"]), "error", "step", "progress", "iteration", "memory", "memory_usage", "overflow", "comm_init"
+    )
+    return {who for name in ("rank", "host") for who in rows.column(name).unique().to_pylist() if who is not None}
+
+
 def _merged(inputs: list[Input], placed: pa.Table) -> bool:
     """Whether a log of no single rank holds what ranks print, not only what a launcher prints."""
     several = {i.path for i in inputs if i.kind == "log" and i.notes.get("rank_from_name") is None}
@@ -82,7 +90,7 @@ def _merged(inputs: list[Input], placed: pa.Table) -> bool:
     return not several.isdisjoint(printed.column("file").unique().to_pylist())
 
 
-def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:
+def _nodes(facts: pd.DataFrame, topology: Topology, placed: pa.Table) -> Iterator[Finding]:
     """The launcher of each node prints `nnodes=2, num_local_procs=4, node_rank=1`."""
     total, seen = facts[facts["name"] == "launch.nnodes"], facts[facts["name"] == "launch.node_rank"]
     if not len(total) or not len(seen):
@@ -100,6 +108,8 @@ def _nodes(facts: pd.DataFrame, topology: Topology) -> Iterator[Finding]:
         if names
         else [r for n in missing for r in range(n * per_node, (n + 1) * per_node)]
     )
+    if _spoke(placed) & {*ranks, *names}:
+        return  # their output is here, only not its beginning
     yield Finding(
         "PL001",
         "missing-ranks",
