@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from pipelog.events import Input
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.flights import Flights
 from pipelog.postmortem.hangs import Hang
+from pipelog.postmortem.wording import _call
 from pipelog.tables import Tables
 from tests.making import Row, step, tables, topology_map
 
@@ -470,3 +472,21 @@ def test_the_npu_of_which_all_others_wait_for_a_record() -> None:
     assert hung([*topology_map(2, 4), notify(1, 5, 8), notify(2, 6, 8)]).ranks == ()  # they do not agree
     assert hung([*topology_map(2, 4), notify(1, 5, 8), notify(5, 1, 8)]).ranks == ()  # nor do these
     assert hung([*topology_map(2, 4), notify(1, 2, 4)]).ranks == ()  # of a group
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.",
+            "watchdog itself was stuck for 480 s",
+        ),
+        (
+            "WorkNCCL(SeqNum=4084, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600077 milliseconds",
+            "ALLREDUCE 4084 timed out after 600 s",
+        ),
+        ("Received a dump signal due to a collective timeout", "a call timed out"),
+    ],
+)
+def test_what_timed_out_is_said_only_where_something_did(text: str, said: str) -> None:
+    assert said in _call(pd.Series({"text": text}))

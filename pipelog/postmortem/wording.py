@@ -15,6 +15,9 @@ from pipelog.tables.topology import Topology
 _WORK = re.compile(r"Work\w*\((?:SeqNum=(?P<seq>\d+), )?(?:OpType=(?P<op>\w+))?(?:.{0,200}?ran for (?P<ms>\d+) milliseconds)?")
 """`WorkNCCL(SeqNum=4084, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600077 milliseconds` (ProcessGroupNCCL.cpp)"""
 
+_STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d+) seconds")
+"""Of the heartbeat monitor: no call timed out."""
+
 
 def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> str:
     """One sentence: who, what, and why they are thought to be the ones."""
@@ -42,6 +45,10 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
 
 def _call(first: pd.Series) -> str:
     """`ALLREDUCE 4084 timed out after 600 s`, from whichever line repeats the watchdog's words."""
+    if stuck := _STUCK.search(first["text"]):
+        return (
+            f"NCCL's watchdog itself was stuck for {stuck['seconds']} s: a call of CUDA or NCCL that does not return, or a thread that holds the GIL"
+        )
     match = _WORK.search(first["text"])
     found = match.groupdict(default="") if match else {"seq": "", "op": "", "ms": ""}
     seq = f" {found['seq']}" if found["seq"] else ""
