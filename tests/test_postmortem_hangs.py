@@ -150,13 +150,16 @@ def test_who_left_with_0_before_the_others_timed_out() -> None:
     left: Row = {"kind": "end", "name": "exit-success", "value": 103.0, "line": 40}
     rows = [*topology_map(4), *(spawned(r, 100 + r) for r in range(4)), *(watchdog(r, group=f"g{r}") | {"line": 50 + r} for r in range(3))]
     found = hung([*rows, left])
-    assert (found.ranks, found.evidence[0][1]) == ((3,), 40)
+    assert (found.ranks, found.evidence[0][1], found.left) == ((3,), 40, True)
+    (death,) = tables([*rows, left])["deaths"]
+    assert death.advice[0].action.startswith("see why the script of rank 3 came to its end before the others")
     assert hung([*rows, left | {"line": 60}]).ranks == ()  # when all is over
     assert hung([*rows, left | {"value": 999.0}]).ranks == ()  # whoever that is
     named = hung(
         [*topology_map(1, 4), *alive(0, 1, 2, 3), *(spawned(r, 100 + r) for r in range(4)), *(watchdog(r) | {"line": 50 + r} for r in range(3)), left]
     )
-    assert named.why == "all other members of the group complain; it had left with exit code 0"
+    assert (named.why, named.left) == ("all other members of the group complain; it had left with exit code 0", True)
+    assert not hung(rows).left
 
 
 def test_ranks_of_one_stream_of_which_some_have_a_host() -> None:

@@ -233,9 +233,21 @@ def _verdict(
         evidence=_evidence(roles, lines, ending, hang.evidence if hang is not None and hung else ()),
         consequences=consequences_of(roles),
         missing=missing,
-        advice=tuple(kind.advice(case)),
+        advice=(*_why_it_left(hang if hung else None), *kind.advice(case)),
         roles=roles,
         label=whom.label,
+    )
+
+
+def _why_it_left(hang: Hang | None) -> tuple[Advice, ...]:
+    """What to look at first where those who are waited for had ended by themselves."""
+    if hang is None or not hang.left:
+        return ()
+    who = f"rank{'s' if len(hang.ranks) > 1 else ''} {listed(hang.ranks)}"
+    return (
+        Advice(
+            f"see why the script of {who} came to its end before the others: fewer batches (sampler, drop_last, data set), an early return or exit"
+        ),
     )
 
 

@@ -37,7 +37,7 @@ _NCCL_ID = re.compile(r"retrieving ncclUniqueId from \[(\d+)\]")
 class Hang:
     """ranks: those that are waited for, as far as that can be told. why: the reason in words. arrived: whether all came to the call.
 
-    begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
+    left: whether those ended by themselves before. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
     confidence: that it hung at all, and that these are the ones, where no timeout says so.
     """
 
@@ -48,6 +48,7 @@ class Hang:
     lines: tuple[int, ...] = ()
     evidence: tuple[tuple[str, int], ...] = ()
     confidence: Confidence = Confidence.MEDIUM
+    left: bool = False
 
 
 @table("heard", needs=("placed", "topology"))
@@ -123,10 +124,10 @@ def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> 
     if not found.ranks and not found.arrived and 0 < len(left) <= world / _FEW:
         it = "it" if len(left) == 1 else "they"
         why = f"{it} left with exit code 0 before the calls of the others timed out"
-        return replace(found, ranks=tuple(sorted(left)), why=why, arrived=False, evidence=tuple(left.values()))
+        return replace(found, ranks=tuple(sorted(left)), why=why, arrived=False, evidence=tuple(left.values()), left=True)
     if found.ranks and left.keys() >= set(found.ranks):
         why = f"{found.why}; {'it' if len(found.ranks) == 1 else 'they'} had left with exit code 0"
-        return replace(found, why=why, evidence=tuple(left[r] for r in found.ranks))
+        return replace(found, why=why, evidence=tuple(left[r] for r in found.ranks), left=True)
     return found
 
 

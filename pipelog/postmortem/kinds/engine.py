@@ -56,7 +56,7 @@ def engine_no_grad(case: Case) -> Iterator[Advice]:
 @kind(
     "engine-meta",
     category="engine",
-    pattern=r"Could not send meta type|Buffer for metadata is too small|Only train_batch\(\) is accessible|PipelineError|requires gradients enabled|mat1 and mat2 must have the same dtype|Expected .* to be a tuple|partial.*PartitionedTensor",
+    pattern=r"Could not send meta type|Buffer for metadata is too small|Only train_batch\(\) is accessible|PipelineError|requires gradients enabled|Expected .* to be a tuple|partial.*PartitionedTensor",
     says="was stopped by the pipeline engine",
     rows=("python-exception",),
     first=36,
@@ -64,6 +64,22 @@ def engine_no_grad(case: Case) -> Iterator[Advice]:
 def engine_meta(case: Case) -> Iterator[Advice]:
     """What stages hand on, or how the engine is called, is not as it expects."""
     yield Advice("compare shapes, types and the number of tensors at the border of the stages; use train_batch() and eval_batch() only")
+
+
+@kind(
+    "two-types",
+    category="engine",
+    pattern=r"mat1 and mat2 must have the same dtype(?:, but got \w+ and \w+)?",
+    says="multiplied tensors of two types ({matched})",
+    rows=("python-exception",),
+    first=36,
+)
+def two_types(case: Case) -> Iterator[Advice]:
+    """A tensor and a weight are not of one precision: data or masks that were not cast, or a module that the engine did not convert."""
+    yield Advice(f"see {case.own or 'the innermost frame of your own code'}: cast what comes in to the type of the weights there")
+    yield Advice(
+        "look for a module that is made or moved after deepspeed.initialize, and for data that are not cast (bf16 and fp16 convert the model, not the batch)"
+    )
 
 
 @kind(
