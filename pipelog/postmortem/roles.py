@@ -175,12 +175,17 @@ def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) ->
 
 
 def consequences_of(roles: pd.DataFrame) -> tuple[dict[str, Any], ...]:
-    """Cascade and teardown, grouped by what they are: how many lines, of which ranks, the first of them."""
+    """Cascade and teardown, grouped by what they are: how many lines, of which ranks, the first of them.
+
+    Those who wait in vain are never the ones who began it: all of them are counted, also where their lines prove that it hangs.
+    """
     rest = roles[roles["role"].isin([Role.CASCADE.value, Role.TEARDOWN.value])]
     out = []
-    for (role, error), mine in rest.groupby(["role", "error"], sort=False):
-        row = mine.iloc[0]
+    for (role, error), found in rest.groupby(["role", "error"], sort=False):
+        row, mine = found.iloc[0], found
         says = KINDS[str(error)].says
+        if KINDS[str(error)].category == "hang":
+            mine = pd.concat([roles[(roles["role"] == Role.INITIATING.value) & (roles["error"] == error)], mine])
         out.append(
             {
                 "what": filled(says, KINDS[str(error)], row["said"]),
