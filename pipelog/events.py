@@ -114,6 +114,9 @@ class Events:
         return Events(conform(table), inputs)
 
 
+ACCOUNTING = "accounting"
+"""`stream` of an `end` that an accounting, a controller or a service tells of a job (`group`: its id): it has no place in the order of the job's lines."""
+
 _NULLS: dict[pa.DataType, pa.Array] = {}
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from playwright.sync_api import Browser
+
+from tools.chromium import NoChromium, browser
 
 settings.register_profile("house", deadline=None)  # nothing is asserted about time
 settings.load_profile("house")
@@ -21,3 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to work in and a cache of one's own."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A headless browser; without one the test is skipped, which CI does not allow."""
+    try:
+        with browser() as found:
+            yield found
+    except NoChromium as error:
+        pytest.skip(f"browser: {error}")

@@ -11,10 +11,8 @@ from playwright.sync_api import Browser
 
 from pipelog.comparing import html as compared
 from pipelog.comparing.comparison import compare
-from tests.test_html import Opened, chromium, page_of
+from tests.test_html import Opened, page_of
 from tests.test_html import report as analyzed
-
-__all__ = ["chromium"]
 
 RUNS = ("heavy-stage2", "fail-sigkill-rank3", "two-restarts-one-file")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

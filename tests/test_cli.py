@@ -20,12 +20,7 @@ from tests.conftest import FIXTURES
 HEAVY = FIXTURES / "runs" / "heavy-stage2"
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test writes into a folder of its own and has a cache of its own."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def run(*arguments: object) -> Result:

@@ -29,21 +29,14 @@ from pipelog.reading import read
 from pipelog.report import Report
 from pipelog.schema import text as schema
 from tests.conftest import FIXTURES, ROOT
-from tests.test_html import HOSTILE, Opened, Tags, chromium, poisoned
+from tests.test_html import HOSTILE, Opened, Tags, poisoned
 from tests.test_html import report as analyzed
-
-__all__ = ["chromium"]  # a fixture
 
 SAVED = FIXTURES / "diff"
 RUNS = FIXTURES / "runs"
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test writes into a folder of its own and has a cache of its own."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def run(*arguments: object) -> Result:
@@ -449,6 +442,14 @@ def test_a_damaged_report_ends_in_one_line(data: st.DataObject) -> None:
             form.render(made)
     except BadReport:
         pass
+
+
+@pytest.mark.parametrize("name", ["ideal", "measured"])
+def test_a_damaged_bubble_is_noticed_before_anything_is_shown(name: str) -> None:
+    document = json.loads(report("heavy-stage2").to_json())
+    document["metrics"]["bubble"][name] = "x"
+    with pytest.raises(BadReport):
+        compare(report("heavy-stage2"), Report.from_json(json.dumps(document)))
 
 
 def test_ranks_are_compared_where_they_do_the_same_work() -> None:

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,7 +26,6 @@ from pipelog.reporters._plotly import library
 from pipelog.reporters._still import still
 from pipelog.reporters.html import figures, render
 from tests.conftest import FIXTURES
-from tools.chromium import NoChromium, browser
 
 RUNS = sorted(p.parent.name for p in (FIXTURES / "runs").glob("*/truth.json"))
 HOSTILE = [
@@ -385,15 +383,6 @@ def test_what_nobody_sees_is_made_visible() -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    try:
-        with browser() as found:
-            yield found
-    except NoChromium as error:
-        pytest.skip(f"browser: {error}")
 
 
 class Opened:

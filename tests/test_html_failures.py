@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from pipelog.reporters.markdown import words
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
 from tests.test_html import CONTRAST, HOSTILE, Opened, Tags, poisoned
-from tools.chromium import NoChromium, browser
 
 CASES = sorted(p.parent.name for p in (FIXTURES / "cases").glob("*/truth.json"))
 OOM, HANG, LIMIT, FINE = "gpu-oom-last-stage-cascade", "p2p-recv-hang-3-stages", "time-limit-kill-cascade", "ok-teardown-noise"
@@ -445,15 +443,6 @@ def test_names_keep_their_letters() -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    try:
-        with browser() as found:
-            yield found
-    except NoChromium as error:
-        pytest.skip(f"browser: {error}")
 
 
 @pytest.mark.browser

@@ -13,9 +13,7 @@ from pipelog.diagnosis import diagnose
 from pipelog.reading import read
 from pipelog.report import Report
 from pipelog.reporters.html import render
-from tests.test_html import Opened, chromium, large, page_of
-
-__all__ = ["chromium"]
+from tests.test_html import Opened, large, page_of
 
 STEPS = 10_000
 SPIKE = 7_777

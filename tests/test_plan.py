@@ -33,12 +33,7 @@ COURSE = FIXTURES / "plan" / "course" / "ds_config.json"
 ON_EIGHT = ("plan", COURSE, "--stages", 4, "--gpus", 8)
 
 
-@pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test writes into a folder of its own and has a cache of its own."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def run(*arguments: object) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -31,7 +30,6 @@ from pipelog.tables.config import Config
 from pipelog.tables.topology import Topology
 from tests.conftest import FIXTURES
 from tests.test_html import HOSTILE, Tags
-from tools.chromium import NoChromium, browser
 
 WITH = ("heavy-stage2", "comm-stall-link-1-2", "dp2-pp2-slow-replica", "slow-dataloader")
 WITHOUT = ("R01", "memory-skew", "straggler-from-step-20")
@@ -331,15 +329,6 @@ def test_a_micro_batch_that_cannot_be_halved_is_not_halved() -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    try:
-        with browser() as found:
-            yield found
-    except NoChromium as error:
-        pytest.skip(f"browser: {error}")
 
 
 @pytest.mark.browser

@@ -72,8 +72,10 @@ def _table(made: Comparison) -> Section:
             change = "" if name.startswith("scatter") or (measured and not alike) else relative(a, b)
             cells = (show(v) + (_alone(s) if measured else "") if v is not None else "" for v, s in ((a, made.a), (b, made.b)))
             rows.append((name, *cells, change))
-    for name, shares in (("bubble, measured", places.bubble), ("bubble of the schedule alone", places.ideal)):
-        a, b = shares(made.a), shares(made.b)
+    for name, (a, b) in (
+        ("bubble, measured", (made.a.bubble, made.b.bubble)),
+        ("bubble of the schedule alone", (made.a.ideal, made.b.ideal)),
+    ):
         if a is not None or b is not None:
             measured = name.endswith("measured")
             change = f"{(b - a) * 100:+.1f} points" if a is not None and b is not None and (alike or not measured) else ""

@@ -76,8 +76,8 @@ def _side(one: Side) -> dict[str, Any]:
         "train_batch_size": one.batch,
         "micro_batch_size": one.micro,
         "micro_batches": one.m,
-        "bubble": places.bubble(one),
-        "ideal_bubble": places.ideal(one),
+        "bubble": one.bubble,
+        "ideal_bubble": one.ideal,
         "compute_s": places.compute_s(one),
         "peak_bytes": max(one.peak_bytes.values(), default=None),
     }

@@ -60,16 +60,6 @@ def slowest_s(one: Side) -> float | None:
     return max(one.busy_s.values()) / one.m if one.busy_s and one.m else None
 
 
-def bubble(one: Side) -> float | None:
-    """As measured."""
-    return number(one.report.metrics["bubble"]["measured"])
-
-
-def ideal(one: Side) -> float | None:
-    """Of the schedule with equal stages and free transfers."""
-    return number(one.report.metrics["bubble"]["ideal"])
-
-
 def stages(a: Side, b: Side) -> tuple[Stage, ...]:
     """Nothing where the numbers of stages differ."""
     if a.pp is None or a.pp != b.pp:

@@ -44,7 +44,8 @@ class Side:
     """step_s: median. scatter_s: how far the timed intervals differ, by MAD; by their range where there are fewer than five; null for one alone.
 
     intervals: how many without the warm-up. parts: seconds of a step, mean over stages, summing to step_s; why_no_parts: where null.
-    busy_s: compute of a step by stage, and what it was measured on (basis). peak_bytes: by stage.
+    bubble: as measured; ideal: of the schedule with equal stages and free transfers. busy_s: compute of a step by stage, and what it was measured on
+    (basis). peak_bytes: by stage.
     """
 
     label: str
@@ -63,6 +64,8 @@ class Side:
     samples_per_s: float | None
     parts: dict[str, float] | None
     why_no_parts: str
+    bubble: float | None
+    ideal: float | None
     busy_s: dict[int, float]
     basis: str | None
     idle: dict[int, float]
@@ -126,6 +129,8 @@ def side(label: str, report: Report) -> Side:
         positive(metrics["samples_per_s"]),
         parts,
         why,
+        number(bubble["measured"]),
+        number(bubble["ideal"]),
         {n: float(b) for n, s in stages.items() if n is not None and (b := positive(s["busy_s"])) is not None},
         bubble.get("basis"),
         {n: float(b) for n, s in stages.items() if n is not None and (b := number(s["bubble"])) is not None},

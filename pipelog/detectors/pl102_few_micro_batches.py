@@ -62,17 +62,17 @@ def _unasked(ended: Death, bubble: Bubble) -> bool:
 
 def _advice(m: int, doubled: int, micro: int | None, effect: str, more: str, tables: Tables | None) -> Advice:
     """Twice as many micro-batches: of half the size at the same global batch, or of the same; whichever the replay does not speak against."""
-    same = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
+    price = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
     replayed = cited(tables, f"micro_batches={doubled}") if tables is not None else None
     if micro and micro % 2 == 0:
         halved = cited(tables, f"micro_batches={doubled}, micro_batch_size={micro // 2}") if tables is not None else None
         if halved is None or halved.gain > 0:
-            same = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
+            price = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
             replayed = halved
         else:
-            same += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {halved}"
+            price += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {halved}"
     said = f"; replayed: {replayed}" if replayed is not None else ""
-    return Advice(f"double gradient_accumulation_steps ({m} → {doubled})", f"{effect}; {same}{more}{said}")
+    return Advice(f"double gradient_accumulation_steps ({m} → {doubled})", f"{effect}; {price}{more}{said}")
 
 
 def _smaller(micro: int | None) -> str:

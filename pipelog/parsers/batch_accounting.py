@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pipelog.parsers._accounting import ended, listed
 from pipelog.parsers.batch_systems import TERM
 from pipelog.parsing import Block, Row, block
 
@@ -20,24 +21,15 @@ _SHORT = 128
 _KILL, _TERM = 9, 15
 
 
-def _listed(job: str, line: int) -> Row:
-    return {"kind": "fact", "name": "job.listed", "line": line, "text": job}
-
-
-def _end(name: str, job: str, line: int, text: str, code: int | None = None) -> Row:
-    row: Row = {"kind": "end", "name": name, "group": job, "stream": "accounting", "line": line, "text": text}
-    return row if code is None else row | {"value": float(code)}
-
-
 def _by_code(code: int, job: str, line: int, text: str, *, at_limit: bool) -> Iterator[Row]:
     """A job that left with *code*, negative for a signal; SIGTERM comes from whoever ends it, or because it is at its limit."""
     code = -(code % 128) if code > _SHORT else code
     if code in (-_KILL, -_TERM) and at_limit:
-        yield _end("batch-time-limit", job, line, text)
+        yield ended("batch-time-limit", job, line, text)
     elif code == -_TERM:
-        yield _end("signal", job, line, text, _TERM)
+        yield ended("signal", job, line, text, value=float(_TERM))
     elif code:
-        yield _end("batch-failed", job, line, text, code)
+        yield ended("batch-failed", job, line, text, value=float(code))
 
 
 _LSF_JOB = re.compile(r"^Job <(?P<id>\d{1,12}(?:\[\d{1,7}\])?)>, ")
@@ -65,9 +57,9 @@ def lsf_job(found: Block) -> Iterator[Row]:
             reason = begun, match["why"], match["words"]
         if new := _LSF_JOB.match(text):
             if job is not None:
-                yield _listed(job, known)
+                yield listed(job, known)
                 if reason is not None:
-                    yield _end(TERM.get(reason[1], "batch-killed"), job, reason[0], reason[2])
+                    yield ended(TERM.get(reason[1], "batch-killed"), job, reason[0], reason[2])
                 elif code is not None:
                     yield from _by_code(code[1], job, code[0], code[2], at_limit=False)
             job, code, reason, known = new["id"], None, None, number
@@ -90,7 +82,7 @@ def pbs_job(found: Block) -> Iterator[Row]:
     job = re.match(r"Job Id: (?P<id>\d{1,12}(?:\[\d{1,7}\])?)(?:\.\S+)?\s*$", found.first)
     if job is None:
         return
-    yield _listed(job["id"], found.line)
+    yield listed(job["id"], found.line)
     fields: dict[str, tuple[int, str]] = {}
     for number, text in found.lines():
         if number != found.line and not text.strip():
@@ -102,7 +94,7 @@ def pbs_job(found: Block) -> Iterator[Row]:
         return
     text = f"Exit_status = {code}"
     if (name := _PBS_CODES.get(int(code))) is not None:
-        yield _end(name, job["id"], line, text)
+        yield ended(name, job["id"], line, text)
     elif int(code) > 0:
         used, limit = (_seconds(fields.get(f"{what}.walltime", (0, ""))[1]) for what in ("resources_used", "resource_list"))
         yield from _by_code(int(code), job["id"], line, text, at_limit=_reached(used, limit))
@@ -120,7 +112,7 @@ def sge_job(found: Block) -> Iterator[Row]:
     job = re.match(r"jobnumber +(?P<id>\d{1,12})\s*$", found.first)
     if job is None:
         return
-    yield _listed(job["id"], found.line)
+    yield listed(job["id"], found.line)
     fields: dict[str, tuple[int, str]] = {}
     for number, text in found.lines():
         key, _, value = text.partition(" ")
@@ -130,7 +122,7 @@ def sge_job(found: Block) -> Iterator[Row]:
     line, failed = fields.get("failed", (0, ""))
     who = fields.get("deleted_by", (0, "NONE"))
     if who[1] not in ("NONE", ""):
-        yield _end("batch-cancelled", job["id"], who[0], f"deleted_by {who[1]}")
+        yield ended("batch-cancelled", job["id"], who[0], f"deleted_by {who[1]}")
         return
     at, code = fields.get("exit_status", (0, ""))
     limit = re.search(r"\bh_rt=(?P<limit>[\d:]+)", fields.get("category", (0, ""))[1])
@@ -138,7 +130,7 @@ def sge_job(found: Block) -> Iterator[Row]:
     if number_ := re.match(r"\d{1,3}\b", code):
         yield from _by_code(int(number_[0]), job["id"], at, f"failed {failed}, exit_status {code}", at_limit=over)
     elif not failed.startswith("0"):
-        yield _end("batch-killed", job["id"], line, f"failed {failed}")
+        yield ended("batch-killed", job["id"], line, f"failed {failed}")
 
 
 def _seconds(text: str) -> float | None:

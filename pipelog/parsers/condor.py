@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from pipelog.parsers._accounting import ended, listed
 from pipelog.parsers._stamps import iso_ns
 from pipelog.parsing import Block, Row, block
 
@@ -57,13 +58,13 @@ def user_log(found: Block) -> Iterator[Row]:
         elif text.strip():
             inside.append((number, text.strip()))
     for job, line in seen.items():
-        yield {"kind": "fact", "name": "job.listed", "line": line, "text": job}
+        yield listed(job, line)
     for job, (what, line, words, details, when) in last.items():
         row = _ended(what, line, words, details)
         if row is None:
             continue
         ns = iso_ns(pa.array([when]))[0].as_py()
-        yield {"kind": "end", "group": job, "stream": "accounting"} | ({} if ns is None else {"start_ns": ns, "clock": "accounting"}) | row
+        yield ended(job=job, **row, **({} if ns is None else {"start_ns": ns, "clock": "accounting"}))
 
 
 def _ended(what: str, line: int, words: str, details: list[tuple[int, str]]) -> Row | None:

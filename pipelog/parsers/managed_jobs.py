@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.events import ACCOUNTING
 from pipelog.parsing import Records, Rows, lines
 
 _SAGEMAKER = {
@@ -69,9 +70,9 @@ _AZURE = {"Canceled": "batch-cancelled", "PreemptionError": "batch-preempted"}
 def azureml(found: Records) -> Iterator[Rows]:
     """Give the state in which Azure Machine Learning has a run that was cancelled, and its word for nodes that were taken back."""
     name = pa.array(list(_AZURE.values())).take(pc.index_in(pc.coalesce(found["state"], found["error"]), pa.array(list(_AZURE))))
-    yield found.rows("end", name, stream="accounting", text=pc.coalesce(found["words"], found["message"]))
+    yield found.rows("end", name, stream=ACCOUNTING, text=pc.coalesce(found["words"], found["message"]))
 
 
 def _rows(found: Records, names: dict[str, str]) -> Rows:
     name = pa.array(list(names.values())).take(pc.index_in(found["state"], pa.array(list(names))))
-    return found.rows("end", name, stream="accounting", text=found["words"])
+    return found.rows("end", name, stream=ACCOUNTING, text=found["words"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pipelog.parsers._accounting import ended, listed
 from pipelog.parsing import Block, Records, Row, Rows, block, lines
 
 _STATES = {
@@ -97,16 +98,15 @@ def seff(found: Block) -> Iterator[Row]:
 
 def _rows(job: str, state: str, line: int, text: str, code: str | None, signal: str | None) -> list[Row]:
     """The fact that the job is told of, and how it ended where that is not well."""
-    listed: Row = {"kind": "fact", "name": "job.listed", "line": line, "text": job}
     name = "batch-memory" if state.startswith("OUT_OF_M") else _STATES.get(state)  # a column of ten letters has OUT_OF_ME+
     if name is None:
-        return [listed]
-    row: Row = {"kind": "end", "name": name, "group": job, "stream": "accounting", "line": line, "text": text}
+        return [listed(job, line)]
+    row = ended(name, job, line, text)
     if name == "batch-failed":
         row["value"] = -float(signal) if signal and int(signal) else float(code) if code and int(code) else None
         if signal and int(signal) == _TERM:  # it was ended, and Slurm does not say by whom
             row |= {"name": "signal", "value": float(_TERM)}
-    return [listed, row]
+    return [listed(job, line), row]
 
 
 # SLURM_JOB_ID=812345

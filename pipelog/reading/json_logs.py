@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from pipelog.events import Input, Skipped
 from pipelog.reading.files import Source
 from pipelog.reading.logs import read_log
-from pipelog.reading.streams import Stream
 
 _MOST_LISTED = 50
 
@@ -21,7 +20,6 @@ def read_json_log(source: Source) -> tuple[pa.Table, Input]:
 
     A record with a traceback gives several lines of text; all of them are cited as the one line of the file on which the record stands.
     """
-    table, given = read_log(source)
     counts: list[int] = []
     odd: list[int] = []
 
@@ -33,8 +31,7 @@ def read_json_log(source: Source) -> tuple[pa.Table, Input]:
         if what == "other":
             odd.append(len(counts))
 
-    for _ in Stream(source.path).text(note=note):
-        pass
+    table, given = read_log(source, note)
     stands = np.repeat(np.arange(1, len(counts) + 1), counts)
     if len(stands) != len(counts) and len(stands):
 

@@ -14,6 +14,7 @@ from pipelog.parsing import BlockParser, LineParser, RecordParser, Records, take
 from pipelog.reading import blocks, heads
 from pipelog.reading.blocks import Ahead
 from pipelog.reading.files import Source, local_rank_of_name, rank_of_name
+from pipelog.reading.json_lines import Note
 from pipelog.reading.marks import PROGRESS_BAR, RANK_TAG, Found, Hits, cut, find, find_lines, scan
 from pipelog.reading.streams import Chunk, Stream, chunks
 
@@ -22,11 +23,11 @@ _MOST_SKIPPED = 200
 """How many skipped places of one file are listed; the rest are counted."""
 
 
-def read_log(source: Source) -> tuple[pa.Table, Input]:
-    """All rows of a log, and what was skipped. Never raises for what the file holds."""
+def read_log(source: Source, note: Note | None = None) -> tuple[pa.Table, Input]:
+    """All rows of a log, and what was skipped. Never raises for what the file holds. note: told of each line of a log of JSON objects."""
     stream = Stream(source.path)
     reader = _Reader(source)
-    ahead = Ahead(chunks(stream.text()))
+    ahead = Ahead(chunks(stream.text(note=note)))
     tables: list[pa.Table] = []
     for chunk in ahead:
         tables += reader.chunk(chunk, ahead)
@@ -45,10 +46,7 @@ def _untraced(table: pa.Table) -> pa.Table:
     name = table.column("name")
     if not {"bare-exception", "python-exception"} <= {word for chunk in name.chunks for word in chunk.dictionary.to_pylist()}:
         return table
-    bare = pc.equal(name, "bare-exception")
-    if not pc.any(pc.equal(name, "python-exception")).as_py():
-        return table
-    return table.filter(pc.invert(pc.fill_null(bare, False)))
+    return table.filter(pc.invert(pc.fill_null(pc.equal(name, "bare-exception"), False)))
 
 
 def _first_of_equal(texts: pa.Array) -> np.ndarray:

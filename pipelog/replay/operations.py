@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.replay.dag import Dag, dag
-from pipelog.tables import CannotTell, of_kind, table
+from pipelog.tables import CannotTell, of_kind, table, whole_numbers
 
 P2P = {"forward-send": ("forward", 1), "forward-recv": ("forward", 0), "backward-send": ("backward", 0), "backward-recv": ("backward", 1)}
 """Direction, and whether the edge is the one behind the stage (1) or before it (0)."""
@@ -57,7 +57,7 @@ def operations(events: pa.Table) -> list[Operations]:
     if not rows.num_rows:
         raise CannotTell("no table of operations (step, stage, dp_rank, optype, start_ts, duration) was given")
     words = {n: rows.column(n).cast(pa.string()).to_pandas().astype(object) for n in ("file", "name")}
-    numbers = {n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("step", "stage", "replica", "start_ns", "dur_ns")}
+    numbers = {n: whole_numbers(rows.column(n)) for n in ("step", "stage", "replica", "start_ns", "dur_ns")}
     found = pd.DataFrame(words | numbers | {"number": rows.column("value").to_numpy(zero_copy_only=False)})
     return [_of_file(str(file), mine.drop(columns="file")) for file, mine in found.groupby("file", sort=True)]
 

@@ -130,6 +130,12 @@ def coded(column: pa.ChunkedArray) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, pd.Index(whole.dictionary.to_pylist(), dtype=object))
 
 
+def matching(words: pd.Categorical, wanted: Callable[[str], bool]) -> np.ndarray:
+    """Where the word is wanted; each different word is asked about once."""
+    good = np.array([*(wanted(str(word)) for word in words.categories), False], bool)  # the last for those without a word
+    return np.asarray(good[words.codes])
+
+
 def grouped(codes: np.ndarray, places: np.ndarray, keys: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     """*places* by their code, in one pass however many there are: codes as they first come, within one by *keys*, the last of which counts first."""
     order = places[np.argsort(codes[places], kind="stable")]

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-ACCOUNTING = "accounting"
-"""`stream` of what an accounting or a controller says of a job (`group`: its id)."""
+from pipelog.events import ACCOUNTING
+
 _STEP = re.compile(r"\*{3} (?:STEP|JOB) (?P<id>\d{1,12})\b|StepId=(?P<step>\d{1,12})\b")
 _SLURM_FILE = re.compile(r"slurm-(?P<id>\d{1,12}(?:_\d{1,7})?)(?:\.\w+)*$")
 _NUMBER = re.compile(r"(?<!\d)\d{3,12}(?:_\d{1,7})?(?!\d)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelog.tables import coded, grouped, of_kind, table
+from pipelog.tables import coded, grouped, matching, of_kind, table, where, whole_numbers
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 0, 1, 2, 3
 _GROUPS = {"kernel": COMPUTE, "send": SEND, "recv": RECEIVE, "collective": COLLECTIVE, "p2p": COLLECTIVE}
@@ -61,7 +61,7 @@ def device_traces(placed: pa.Table) -> dict[str, DeviceTrace]:
     start = rows.column("start_ns").to_numpy()
     end = start + rows.column("dur_ns").to_numpy()
     launch = pa.compute.coalesce(rows.column("launch_ns"), rows.column("start_ns")).to_numpy()
-    peer, size, line = (pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("peer", "bytes", "line"))
+    peer, size, line = (whole_numbers(rows.column(n)) for n in ("peer", "bytes", "line"))
     group = np.array([_GROUPS.get(str(word), -1) for word in kind.categories], np.int8)[kind.codes]
     out = {}
     for mine in grouped(file.codes, np.arange(len(start)), (start,)):
@@ -72,6 +72,4 @@ def device_traces(placed: pa.Table) -> dict[str, DeviceTrace]:
 
 def on_gpu(rows: pa.Table) -> pa.Table:
     """The rows of devices that are no processor."""
-    device = coded(rows.column("device"))
-    gpu = np.array([*(str(word).startswith("gpu") for word in device.categories), False], bool)
-    return rows.filter(pa.array(gpu[device.codes]))
+    return where(rows, matching(coded(rows.column("device")), lambda name: name.startswith("gpu")))

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.events import Input
+from pipelog.events import ACCOUNTING, Input
 from pipelog.tables import frame, table
-from pipelog.tables.accounting import ACCOUNTING, of_other_jobs
+from pipelog.tables.accounting import of_other_jobs
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.pods import of_other_pods
 

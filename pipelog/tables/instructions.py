@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.parsers.trace_host import BACKWARD, P2P_CALLS
-from pipelog.tables import coded, grouped, of_kind, table, where, whole_numbers
+from pipelog.tables import coded, grouped, matching, of_kind, table, where, whole_numbers
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 
 COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
@@ -278,8 +278,8 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     What lies between the end of the work before and the beginning of a forward pass of a stage that loads data is its load.
     """
     cpu = np.asarray(trace.kind == "cpu_op")
-    backwards = cpu & _names(trace, lambda name: name.startswith(BACKWARD))
-    calls = np.asarray(trace.kind == "comm_call") & _names(trace, P2P_CALLS.__contains__)
+    backwards = cpu & matching(trace.name, lambda name: name.startswith(BACKWARD))
+    calls = np.asarray(trace.kind == "comm_call") & matching(trace.name, P2P_CALLS.__contains__)
     waits = trace.kind.isin(("send", "recv"))
     use = (trace.main & (cpu | waits | trace.kind.isin(("comm_call", "optimizer_step")))) | backwards  # autograd has a thread of its own
     if (waits & trace.main).any():
@@ -315,12 +315,6 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
         return None
     _with_prologue(found)
     return _finished(found, trace)
-
-
-def _names(trace: HostTrace, wanted: Callable[[str], bool]) -> np.ndarray:
-    """Where the name is wanted; each name is asked about once."""
-    good = np.array([*(wanted(str(name)) for name in trace.name.categories), False], bool)
-    return np.asarray(good[trace.name.codes])
 
 
 def _with_prologue(found: pd.DataFrame) -> None:
@@ -359,8 +353,8 @@ def _forward_begins(trace: HostTrace, places: np.ndarray, group: np.ndarray, edg
     after[last] = np.where(goes_on, sequence[beyond], sequence[last])
     works = (sequence >= 0) & (after > sequence)
     if not trace.sequenced:  # no sequence numbers in this trace: the first operator that computes
-        works = ~_names(trace, _NO_COMPUTE.__contains__)[places]
+        works = ~matching(trace.name, _NO_COMPUTE.__contains__)[places]
     first = np.minimum.reduceat(np.where(works & (group == 1), numbers, count), edges)
-    detached = np.maximum.accumulate(np.where(_names(trace, {"aten::detach", "detach"}.__contains__)[places], numbers, -1))
+    detached = np.maximum.accumulate(np.where(matching(trace.name, {"aten::detach", "detach"}.__contains__)[places], numbers, -1))
     before = np.where(first > 0, detached[np.minimum(np.maximum(first - 1, 0), count - 1)], -1)
     return np.where(first <= last, np.maximum(before + 1, edges), -1)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.tables import CannotTell, of_kind, table, union_ns
+from pipelog.tables import CannotTell, of_kind, table, union_ns, whole_numbers
 
 _WORK = {"forward-compute": "forward", "backward-compute": "backward"}
 
@@ -24,7 +24,7 @@ def operation_time(events: pa.Table) -> pd.DataFrame:
         raise CannotTell("no table of operations was given" if not files else f"{len(files)} tables of operations are of different jobs")
     numbers = ("step", "stage", "replica", "start_ns", "dur_ns", "line")
     found = pd.DataFrame({n: rows.column(n).cast(pa.int64()).to_numpy() for n in numbers})
-    found["rank"] = pa.compute.fill_null(rows.column("rank").cast(pa.int64()), -1).to_numpy()
+    found["rank"] = whole_numbers(rows.column("rank"))
     found["end_ns"] = found["start_ns"] + found["dur_ns"]
     found["work"] = rows.column("name").cast(pa.string()).to_pandas().astype(object).map(_WORK)
     p = int(found["stage"].max()) + 1

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.events import WORD, Input
-from pipelog.tables import frame, of_kind, table
+from pipelog.tables import frame, of_kind, table, whole_numbers
 from pipelog.tables.labels import ranks_of_writers
 
 
@@ -169,17 +169,17 @@ def _from_messages(here: pa.Table) -> dict[int, int]:
     """
     rows = of_kind(here.select(["kind", "rank", "peer", "start_ns", "launch_ns"]), "send", "recv", "profiler_step")
     began = pa.compute.equal(rows.column("kind").cast(pa.string()), "profiler_step").to_numpy()
-    rank, peer = (pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("rank", "peer"))
+    ranks, peers = (whole_numbers(rows.column(n)) for n in ("rank", "peer"))
     at = pa.compute.coalesce(rows.column("launch_ns"), rows.column("start_ns"), pa.scalar(0, pa.int64())).to_numpy()
-    begin = np.full(int(rank.max(initial=-1)) + 2, np.iinfo(np.int64).max)  # the last for those without a rank
-    np.minimum.at(begin, rank[began], at[began])
+    begin = np.full(int(ranks.max(initial=-1)) + 2, np.iinfo(np.int64).max)  # the last for those without a rank
+    np.minimum.at(begin, ranks[began], at[began])
     begin = np.where(begin == np.iinfo(np.int64).max, np.iinfo(np.int64).min, begin)
-    places = np.flatnonzero(~began & (rank >= 0) & (peer >= 0) & (at >= begin[rank]))
+    places = np.flatnonzero(~began & (ranks >= 0) & (peers >= 0) & (at >= begin[ranks]))
     if not len(places):
         return {}
-    firsts = places[pd.Series(at[places]).groupby(rank[places]).idxmin().to_numpy()]
+    firsts = places[pd.Series(at[places]).groupby(ranks[places]).idxmin().to_numpy()]
     kinds = rows.column("kind").cast(pa.string()).take(pa.array(firsts)).to_pylist()
-    first = pd.DataFrame({"rank": rank[firsts], "peer": peer[firsts], "kind": kinds})
+    first = pd.DataFrame({"rank": ranks[firsts], "peer": peers[firsts], "kind": kinds})
     before = {int(r): int(p) for r, p, k in zip(first["rank"], first["peer"], first["kind"], strict=True) if k == "recv"}
     stage_of = {int(r): 0 for r, k in zip(first["rank"], first["kind"], strict=True) if k == "send"}
     for rank in before:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.tables import Tables, of_kind
+from pipelog.tables import Tables, of_kind, whole_numbers
 from pipelog.tables.clock import Clocks
 from pipelog.tables.instructions import HostTrace
 from pipelog.timeline.slices import KINDS, into_threads, of_file
@@ -97,7 +97,7 @@ def _files(tables: Tables) -> Iterator[tuple[str, tuple[Any, ...], pd.DataFrame]
     traces = {i.path for i in tables["inputs"] if i.kind == "trace"}
     words = {n: rows.column(n).cast(pa.string()).to_numpy(zero_copy_only=False) for n in ("file", "kind", "name", "clock", "device", "stream")}
     numbers = {n: rows.column(n) for n in ("rank", "stage", "replica", "tensor")}
-    columns = {n: pa.compute.fill_null(rows.column(n).cast(pa.int64()), -1).to_numpy() for n in ("start_ns", "dur_ns", "peer", "bytes", "line")}
+    columns = {n: whole_numbers(rows.column(n)) for n in ("start_ns", "dur_ns", "peer", "bytes", "line")}
     names, codes = np.unique(words["file"].astype(str), return_inverse=True)
     by_file = np.argsort(codes, kind="stable")
     borders = np.searchsorted(codes[by_file], np.arange(len(names) + 1))
