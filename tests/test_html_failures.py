@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 from rich.console import Console
 
 import pipelog
@@ -479,9 +479,8 @@ def test_copy_for_the_ticket_copies_the_markdown(chromium: Browser, tmp_path: Pa
     with Opened(chromium, tmp_path / "report.html", page_of(OOM)) as opened:
         opened.page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
         opened.page.locator("#copy").click()
-        opened.page.wait_for_function("window.copied !== undefined")
+        expect(opened.page.locator("#copy")).to_have_text("Copied")
         assert opened.page.evaluate("window.copied") == markdown.render(report(OOM))
-        assert opened.page.locator("#copy").inner_text() == "Copied"
 
 
 @pytest.mark.browser
