@@ -134,6 +134,14 @@ def test_logs_of_one_folder_on_other_ranks_weeks_apart(tmp_path: Path, later: st
     assert found(tmp_path, {"train-1.log": log(0), "train-2.log": again}) == ([[]] if together else [["train-1.log"], ["train-2.log"]])
 
 
+@pytest.mark.parametrize(("stages", "together"), [(4, True), (8, False)])
+def test_a_folder_that_holds_two_layouts(tmp_path: Path, stages: int, together: bool) -> None:
+    """Logs of 2 and of 4 stages in one folder: what comes weeks later may be one of them that goes on, unless it has neither layout."""
+    mixed = {"a/one.log": log(0), "a/two.log": log(300, stages=4)}
+    later = log(600, stages=stages, loaded=30, steps=(40, 50)).replace("2025-06-01", "2025-08-01")
+    assert found(tmp_path, {**mixed, "b/train.log": later}) == ([[]] if together else [["a/"], ["b/"]])
+
+
 def test_the_report_speaks_of_the_newest_alone_and_says_so(tmp_path: Path) -> None:
     """The older job has 4 stages of 2 s a step, the newer 2 of 1 s; `zoo` is the older though it is the last by name."""
     files = {"zoo/train.log": log(0, stages=4, step_s=2.0), "zoo/ds_config.json": '{"train_batch_size": 64}', "ant/train.log": log(300)}

@@ -29,6 +29,8 @@ _OF_THE_MOMENT = re.compile(
     r"|key|token|secret|passw|credential|interval|print|profil|breakdown|tensorboard|dump|hostfile|nodes$|num_gpus|nproc"
 )
 """Settings that a script changes by itself at every start, or that people change when they look closer: where from, what is printed."""
+_LAYOUT = re.compile(r"topology\.(?:world_size|pp|dp|tp)$")
+"""What is kept of a folder even where it states several: other starts of one job, or of several."""
 _MODEL = re.compile(r"topology\.unique_params$|args\.(?:num_layers|hidden_size|ffn_hidden_size|num_attention_heads)$")
 """What no job that goes on changes: its checkpoints would not fit."""
 _ATTEMPT = re.compile(r"(?i)(?:attempt|re-?try|re-?start|resum|incarnation|requeue)|^(?:try|start)?[-_. ]?\d+$|\d{4}[-_.]?\d{2}[-_.]?\d{2}")
@@ -65,7 +67,7 @@ class _Unit:
     place: str
     files: set[str]
     folder: bool
-    settings: dict[str, str]
+    settings: dict[str, frozenset[str]]
     begin_ns: float
     end_ns: float
     stepped: bool
@@ -233,7 +235,7 @@ def _unit(
     rows: pd.DataFrame,
     alone: list[tuple[float, dict[tuple[str, int], float]]],
     spans: list[pd.Series],
-    settings: dict[str, str],
+    settings: dict[str, frozenset[str]],
 ) -> _Unit | None:
     """None where nothing started or made a step."""
     steps = sorted(int(s) for s in rows[rows["kind"].isin(["step", "iteration"])]["step"].dropna().unique())
@@ -258,16 +260,17 @@ def _unit(
     )
 
 
-def _settings(stated: Iterable[pd.DataFrame]) -> dict[str, str]:
-    """What a unit states with one value; 16 and 16.0 are the same."""
+def _settings(stated: Iterable[pd.DataFrame]) -> dict[str, frozenset[str]]:
+    """What a unit states with one value, and its layout whatever it states: two jobs may lie in one folder. 16 and 16.0 are the same."""
     every = list(stated)
     if not every:
         return {}
     facts = pd.concat(every)
     facts = facts[facts["name"].str.match(_SETTINGS) & ~facts["name"].str.contains(_OF_THE_MOMENT)]
     facts = facts.assign(text=facts["text"].str.strip().str.lower().str.replace(r"^(-?\d+)\.0$", r"\1", regex=True))
-    facts = facts.drop_duplicates(["name", "text"]).drop_duplicates("name", keep=False)
-    return dict(zip(facts["name"], facts["text"], strict=True))
+    facts = facts.drop_duplicates(["name", "text"])
+    facts = facts[~facts["name"].duplicated(keep=False) | facts["name"].str.match(_LAYOUT)]
+    return {str(name): frozenset(texts) for name, texts in facts.groupby("name")["text"]}
 
 
 def _done(rows: pd.DataFrame) -> bool:
@@ -316,13 +319,14 @@ def _differing(a: _Unit, b: _Unit, *, model_alone: bool) -> str:
 
 
 def _contradicted(a: _Unit, b: _Unit) -> list[str]:
-    return [n for n in a.settings.keys() & b.settings.keys() if a.settings[n] != b.settings[n]]
+    return [n for n in a.settings.keys() & b.settings.keys() if a.settings[n].isdisjoint(b.settings[n])]
 
 
 def _said(a: _Unit, b: _Unit, names: list[str]) -> str:
-    name = min(names, key=lambda n: (not n.startswith("topology."), not _MODEL.search(n), len(a.settings[n] + b.settings[n]) > 40, n))
+    stated = {n: (" and ".join(sorted(a.settings[n])), " and ".join(sorted(b.settings[n]))) for n in names}
+    name = min(names, key=lambda n: (not n.startswith("topology."), not _MODEL.search(n), len("".join(stated[n])) > 40, n))
     short = name.partition(".")[2] or name
-    return f"{short} is {_short(a.settings[name])} in {a.place} and {_short(b.settings[name])} in {b.place}"
+    return f"{short} is {_short(stated[name][0])} in {a.place} and {_short(stated[name][1])} in {b.place}"
 
 
 def _short(value: str) -> str:
