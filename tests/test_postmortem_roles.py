@@ -334,3 +334,34 @@ def test_renumbering_ranks_renumbers_the_verdict(names: list[int], ranks: tuple[
     assert (other.stages, other.kind) == (plain.stages, plain.kind)
     for mine, its in zip(plain.consequences, other.consequences, strict=True):
         assert its["ranks"] == sorted(names[r] for r in mine["ranks"])
+
+
+def said(text: str, rank: int | None = None, **more: Any) -> Row:
+    """The last line of a traceback, alone: what `grep`, or a launcher that mixes outputs, left of it."""
+    return {"kind": "error", "name": "bare-exception", "rank": rank, "text": text, **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "rank", "kind", "category"),
+    [
+        (ILLEGAL, -6, 6, "cuda-async", "unknown"),
+        (OOM, 1, 6, "gpu-oom", "memory.gpu-oom"),
+        ("KeyError: 'labels'", 1, 6, "bare-exception", "unknown"),
+        ("KeyError: 'labels'", -9, None, "killed", "killed"),  # a KeyError kills nobody
+        (PEER, -6, None, "aborted", "killed"),  # who lost a peer did not begin it
+    ],
+)
+def test_the_last_line_of_a_traceback_alone(text: str, code: int, rank: int | None, kind: str, category: str) -> None:
+    """It means what it says, as far as it says something by itself; before an exit code that says nothing it is the better word, too."""
+    found = verdict([*topology_map(4, 2), step(240), said(text, 6), killing(100), left(code)])
+    assert (found.kind, found.category, found.ranks) == (kind, category, () if rank is None else (rank,))
+
+
+def test_a_last_line_that_a_step_followed_is_no_last_word() -> None:
+    found = verdict([*topology_map(4, 2), step(230), said("KeyError: 'labels'", 6), step(240), left(1)])
+    assert found.kind == "left-with-code"
+
+
+def test_a_traceback_beats_the_last_line_of_another() -> None:
+    found = verdict([*topology_map(4, 2), step(240), said(ILLEGAL, 6, file="0.log"), raised(OOM, 2, file="1.log"), left(1, file="1.log")])
+    assert (found.kind, found.ranks) == ("gpu-oom", (2,))

@@ -22,6 +22,8 @@ _SURVIVED = 2
 _MOST_GROUPS = 60
 _WORDS = frozenset({"level", "bare-exception"})
 """A traceback beats what a logger calls an error; and what no step follows beats what one step followed."""
+_UNEXPLAINED = frozenset({"nccl-abort", "left-with-code"})
+"""An end that says nothing gives way to what the same process said just before it."""
 _LAST_WORDS = frozenset({"bare-exception", "traceback-cut"})
 """What a process prints when it dies, in part."""
 _HALF_HOUR_NS, _NEAR_NS = 1800 * 10**9, 90 * 10**9
@@ -134,9 +136,9 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     rows = rows[rows["strength"] <= int(weakest)]
     if not len(rows):
         return None
-    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()}) + 0.5 * (
-        rows["name"].isin(_WORDS) | (rows["went_on"] > 0) | (rows["error"] == "nccl-abort")
-    )
+    less = rows["name"].isin(_WORDS) | (rows["went_on"] > 0) | rows["error"].isin(_UNEXPLAINED)
+    least = (rows["name"] == "level") | ((rows["name"] == "bare-exception") & (rows["went_on"] > 0))
+    tier = rows["strength"].map({int(k): v for k, v in _TIER.items()}) + 0.5 * less + 0.25 * least
     rows = rows[tier == tier.min()]
     several = len(set(rows["file"])) > 1
     if (rows["name"] == "child-root-cause").any():  # of its children an agent knows which one it saw first

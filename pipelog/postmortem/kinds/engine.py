@@ -226,7 +226,7 @@ def code(case: Case) -> Iterator[Advice]:
     known=False,
     strength=Strength.WORD,
     rows=("bare-exception",),
-    first=1,
+    first=79,
     missing=("the traceback: the whole output of that process",),
 )
 def bare_exception(case: Case) -> Iterator[Advice]:
