@@ -21,4 +21,4 @@ class BadReport(PipelogError):
 
 
 class BadPlugin(PipelogError):
-    """Something that another distribution offers and that cannot be imported."""
+    """Something that another distribution offers and that cannot be imported, or claims what is taken."""

@@ -37,7 +37,7 @@ HEADINGS = ("What it does:", "Why it matters:", "What to do:", "When it is wrong
 
 # each may import those that stand before it, and its own
 LAYERS = (
-    ("_version", "errors", "registry", "_text", "_commands", "schedule", "schema"),
+    ("_version", "errors", "registry", "_text", "schedule", "schema"),
     ("events",),
     ("parsing", "tracing"),
     ("parsers",),

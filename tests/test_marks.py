@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelog.errors import BadPlugin
 from pipelog.parsing import LineParser, RecordParser
 from pipelog.reading import marks as module
 from pipelog.reading.marks import PROGRESS_BAR, RANK_TAG, Hits, _apart, _marks, find, find_lines, marks, scan
@@ -75,7 +76,7 @@ def test_a_block_says_what_need_not_be_asked() -> None:
 
 
 def test_two_parsers_cannot_claim_one_mark() -> None:
-    with pytest.raises(ValueError, match="the mark 'a' belongs to test and to test"):
+    with pytest.raises(BadPlugin, match="the mark 'a' belongs to test and to test"):
         _marks((record("a"), record("b", "a")), ())
 
 

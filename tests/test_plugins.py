@@ -111,3 +111,12 @@ def test_a_broken_one_is_named_with_its_distribution(tmp_path: Path, log: Path, 
     assert done.stdout == ""
     assert "the plug-in own_broken of own 0.1 cannot be loaded (ModuleNotFoundError: No module named 'what_is_not_there')" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_mark_that_is_taken_is_named_with_both_parsers(tmp_path: Path, log: Path) -> None:
+    """Marks are compared when the first log is read: that, too, is no fault of the file."""
+    more = PARSER.replace("own-step", "other-step")
+    parts = {"pipelog.parsers": ("own_parser", PARSER + more.replace("def own(", "def other("))}
+    done = analyze(log, "json", plugins=installed(tmp_path / "site", parts))
+    assert done.returncode == 2
+    assert done.stderr == "pipelog: the mark 'own step ' belongs to own-step and to other-step: only one parser of its sort may claim it\n"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelog import parsers as package
+from pipelog.errors import BadPlugin
 from pipelog.parsing import BLOCKS, LINES, RECORDS, BlockParser, LineParser, RecordParser
 from pipelog.registry import load
 
@@ -55,7 +56,7 @@ class Hits:
 
 @functools.cache
 def marks() -> Marks:
-    """The marks of all parsers. Raises ValueError where two parsers of records, or two of lines, claim one."""
+    """The marks of all parsers. Raises BadPlugin where two parsers of records, or two of lines, claim one."""
     load(package)
     return _marks((*RECORDS.values(), *BLOCKS.values()), tuple(LINES.values()))
 
@@ -85,7 +86,9 @@ def _owners(parsers: tuple[RecordParser | BlockParser | LineParser, ...]) -> dic
     for index, parser in enumerate(parsers):
         for mark in parser.marks:
             if owner.setdefault(mark.encode(), index) != index:
-                raise ValueError(f"the mark {mark!r} belongs to {parsers[owner[mark.encode()]].key} and to {parser.key}")
+                raise BadPlugin(
+                    f"the mark {mark!r} belongs to {parsers[owner[mark.encode()]].key} and to {parser.key}: only one parser of its sort may claim it"
+                )
     return owner
 
 
