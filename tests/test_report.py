@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,3 +87,20 @@ def test_a_fault_inside_a_table_is_told_once_and_costs_no_report(monkeypatch: py
     assert [n for n in found.notes if n.startswith("pipelog failed on the table stage_time (ZeroDivisionError: no stage)")]
     assert sum("pipelog failed" in n for n in found.notes) == 1
     assert next(o.status for o in found.outcomes if o.name == "stage-imbalance") is Status.FAILED
+
+
+@pytest.mark.parametrize("name", ["report-1.json", "plan-1.json", "diff-1.json"])
+def test_every_field_of_a_schema_says_what_it_is(name: str) -> None:
+    """Also of those that refer to a definition, which says what the values are, but not what they are of."""
+
+    def bare(part: dict[str, Any], path: str) -> Iterator[str]:
+        for key, given in part.get("properties", {}).items():
+            if "description" not in given:
+                yield f"{path}.{key}"
+            yield from bare(given, f"{path}.{key}")
+        for key, given in part.get("$defs", {}).items():
+            yield from bare(given, key)
+        for given in filter(None, [part.get("items"), *part.get("allOf", []), *part.get("oneOf", []), *part.get("anyOf", [])]):
+            yield from bare(given, path)
+
+    assert list(bare(json.loads(text(name)), "")) == []
