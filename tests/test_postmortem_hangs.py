@@ -18,7 +18,7 @@ from pipelog.postmortem.flights import Flights
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.wording import _call
 from pipelog.tables import Tables
-from tests.making import Row, step, tables, topology_map
+from tests.making import LOG, Row, step, tables, topology_map
 
 SECOND = 10**9
 T0 = 1_709_650_000 * SECOND
@@ -96,7 +96,7 @@ def test_silence_of_a_rank_whose_log_is_not_there_means_nothing() -> None:
 def test_where_all_are_in_the_same_call_nobody_is_missing() -> None:
     found = hung([*topology_map(1, 4), *(watchdog(rank) for rank in range(4))])
     assert (found.ranks, found.arrived) == ((), True)
-    assert "nobody is missing" in found.why
+    assert "nobody was missing" in found.why
 
 
 def test_half_of_the_ranks_in_another_call_accuse_nobody() -> None:
@@ -131,7 +131,7 @@ def told(rank: int, enqueued: int, completed: int) -> list[Row]:
 def test_who_has_nothing_open_while_all_others_wait() -> None:
     rows = [*topology_map(4), *alive(0, 1, 2, 3), watchdog(0, op="COALESCED", group="7"), *told(1, 2102, 2100), *told(2, 2102, 2101)]
     found = hung([*rows, *told(3, 2041, 2041)])
-    assert (found.ranks, found.why) == ((3,), "it has nothing open, and all other ranks wait in a call")
+    assert (found.ranks, found.why) == ((3,), "it had nothing open, and all other ranks waited in a call")
     assert hung([*rows, *told(3, 2103, 2102)]).ranks == ()
     assert hung(rows).ranks == ()  # nothing is known of rank 3
     assert hung([*rows[:-2], *told(2, 2102, 2102), *told(3, 2041, 2041)]).ranks == ()  # two of four
@@ -158,7 +158,7 @@ def test_who_left_with_0_before_the_others_timed_out() -> None:
     named = hung(
         [*topology_map(1, 4), *alive(0, 1, 2, 3), *(spawned(r, 100 + r) for r in range(4)), *(watchdog(r) | {"line": 50 + r} for r in range(3)), left]
     )
-    assert (named.why, named.left) == ("all other members of the group complain; it had left with exit code 0", True)
+    assert (named.why, named.left) == ("all other members of the group complained; it had left with exit code 0", True)
     assert not hung(rows).left
 
 
@@ -172,6 +172,76 @@ def test_ranks_of_one_stream_of_which_some_have_a_host() -> None:
 def test_all_in_a_send_or_receive_miss_nobody() -> None:
     found = hung([*topology_map(4), *(watchdog(rank, op="RECV" if rank else "SEND", group=f"{rank}") for rank in range(4))])
     assert (found.ranks, found.arrived) == ((), True)
+
+
+def death_of(rows: list[Row]) -> Death:
+    found: Death = tables(rows)["death"]
+    return found
+
+
+def test_one_in_a_collective_while_its_peers_receive() -> None:
+    waiting = [watchdog(rank, seq=64004 if rank == 0 else 64011, op="BROADCAST" if rank == 0 else "RECV") for rank in (3, 2, 1, 0)]
+    rows = [*topology_map(4), *alive(0, 1, 2, 3), *waiting]
+    death = death_of(rows)
+    assert (death.status, death.ranks, death.known) == ("hung", (0,), False)
+    assert death.title == "Rank 0 (stage 0) waited in BROADCAST while ranks 1, 2 and 3 waited in RECV, for 10.0 min"
+    first = len(topology_map(4)) + 4
+    assert [e.line for e in death.evidence] == [first + 4, first + 1, first + 2, first + 3]  # its own line and those of its peers
+    assert death.advice[0].action.startswith("see how rank 0 came to that call")
+
+
+def test_who_is_behind_in_a_collective_while_its_neighbours_send_and_receive() -> None:
+    calls = {0: "BROADCAST", 1: "SEND", 2: "ALLREDUCE", 3: "RECV"}
+    rows = [*topology_map(4), *(watchdog(rank, op=op) for rank, op in calls.items())]
+    death = death_of([*rows, *(counted(rank, 90344 if rank == 2 else 91020) for rank in range(4))])
+    assert death.ranks == (2,)
+    assert death.title.startswith(
+        "Rank 2 (stage 2) waited in ALLREDUCE while rank 0 waited in BROADCAST, rank 1 in SEND and rank 3 in RECV, for 10.0 min; its last completed"
+    )
+    assert death_of([*rows, *(counted(rank, 90344 if rank == 1 else 91020) for rank in range(4))]).ranks == ()  # messages are counted by stage
+
+
+def test_two_in_a_collective_while_two_receive_name_nobody() -> None:
+    rows = [*topology_map(4), *(watchdog(rank, op="ALLREDUCE" if rank < 2 else "RECV") for rank in range(4))]
+    death = death_of(rows)
+    assert death.ranks == ()
+    assert death.title == "The run hung: ranks 0 and 1 waited in ALLREDUCE while ranks 2 and 3 waited in RECV, for 10.0 min"
+
+
+def test_calls_of_several_groups_name_nobody() -> None:
+    """The reduction of a stage's replicas waits as well for the one that a message of its pipeline holds up."""
+    rows = [*topology_map(2, 2), *(watchdog(rank, op="RECV" if rank else "ALLREDUCE", group="3" if rank else "1") for rank in range(4))]
+    assert death_of(rows).ranks == ()
+
+
+def test_a_silent_rank_is_waited_for_whatever_the_others_wait_in() -> None:
+    calls = {0: "RECV", 1: "RECV", 3: "BROADCAST"}
+    found = hung([*topology_map(4), *alive(0, 1, 2, 3), *(watchdog(rank, op=op, group=DEFAULT) for rank, op in calls.items())])
+    assert found.ranks == (2,)
+
+
+def evaluation(at: int | None = 3) -> Row:
+    return {"kind": "evaluation", "name": "begin", "step": at, "text": "evaluation at step 3"}
+
+
+def test_an_evaluation_that_had_begun_is_told() -> None:
+    waits = [watchdog(0), watchdog(1), watchdog(3)]
+    began = [*topology_map(1, 4), *alive(0, 1, 2, 3), evaluation()]
+    death = death_of([*began, *waits])
+    assert death.phase == "evaluation"
+    assert death.title.endswith(f"; evaluation had begun at step 3 ({LOG}:{len(began)})")
+    assert death.evidence[0].line == len(began)
+    assert death_of([*began[:-1], evaluation(None), *waits]).title.endswith(f"; evaluation had begun ({LOG}:{len(began)})")
+
+
+@pytest.mark.parametrize(
+    "over",
+    [step(4, 1.0), {"kind": "scalar", "name": "eval_loss", "value": 2.5}, {"kind": "scalar", "name": "validation_loss", "step": 3, "value": 2.5}],
+)
+def test_an_evaluation_that_was_over_is_not(over: Row) -> None:
+    death = death_of([*topology_map(1, 4), *alive(0, 1, 2, 3), evaluation(), over, watchdog(0), watchdog(1), watchdog(3)])
+    assert death.phase == "training"
+    assert "evaluation" not in death.title
 
 
 def test_the_desync_report_is_believed() -> None:
@@ -394,7 +464,7 @@ def test_a_set_of_dumps_gives_the_verdict(tmp_path: Path) -> None:
     assert failure is not None
     assert (report.run["status"], failure["category"], failure["ranks"]) == ("hung", "hang", [2])
     assert not failure["cause_known"]
-    assert "3 ranks wait in calls that it has not begun" in failure["title"]
+    assert "3 ranks waited in calls that it had not begun" in failure["title"]
     assert failure["missing"]
     assert any("rank 2" in a["action"] for a in failure["advice"])
     (finding,) = [f for f in report.findings if f.name == "run-hung"]

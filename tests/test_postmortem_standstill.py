@@ -63,8 +63,25 @@ def test_the_rank_that_loads_data_while_its_neighbours_wait(tmp_path: Path) -> N
     assert (verdict["category"], verdict["cause_known"], verdict["ranks"], verdict["stages"]) == ("hang", False, [0], [0])
     assert verdict["evidence"][0]["file"] == "stack_rank0.txt"
     assert verdict["evidence"][0]["line"] == 4
-    assert "rank 0 in poll (multiprocessing/popen_fork.py:27)" in verdict["title"]
+    assert verdict["title"].startswith("Rank 0 (stage 0) waited for its data loader: ranks 1, 2 and 3 in recv (pipe/p2p.py:92)")
+    assert verdict["title"].endswith("rank 0 in _try_get_data (data/dataloader.py:1132)")
+    assert not [
+        a for a in verdict["advice"] if "--pid" in a["action"] or "dmesg" in a["action"]
+    ]  # the stacks are there, and the host is not to blame
+    assert not [m for m in verdict["missing"] if "py-spy" in m]
     assert [f.name for f in found.findings if f.severity.value == "error"] == ["run-hung"]
+
+
+def test_who_makes_the_batch_itself_does_not_wait_for_its_loader(tmp_path: Path) -> None:
+    """With num_workers=0 the data set is read in the main process: the frame that says where is the user's own."""
+    frames = (
+        "    __getitem__ (tokens/remote_shard.py:88)\n    fetch (torch/utils/data/_utils/fetch.py:52)\n"
+        "    _next_data (torch/utils/data/dataloader.py:757)\n    __next__ (torch/utils/data/dataloader.py:701)\n"
+    )
+    own = dump("loader").replace(WAITS["loader"], frames)
+    found = failure(report(tmp_path, {"train.log": log(4), "stack_rank0.txt": own} | {f"stack_rank{r}.txt": dump("recv") for r in (1, 2, 3)}))
+    assert found["title"].startswith("Rank 0 (stage 0) was making a batch in its data loader: ")
+    assert found["title"].endswith("rank 0 in __getitem__ (tokens/remote_shard.py:88)")
 
 
 def test_of_two_that_are_elsewhere_the_one_that_is_waited_for(tmp_path: Path) -> None:
@@ -154,7 +171,9 @@ def test_the_rank_that_makes_another_call(tmp_path: Path) -> None:
     text = "".join(watchdog(r, "BROADCAST" if r == 3 else "ALLREDUCE", 700 if r == 3 else 500) for r in range(4))
     verdict = failure(report(tmp_path, {"train.log": text}))
     assert verdict["ranks"] == [3]
-    assert "it makes BROADCAST (NumelIn=700, NumelOut=700), the others ALLREDUCE (NumelIn=500, NumelOut=500)" in verdict["title"]
+    assert verdict["title"] == "Rank 3 made BROADCAST (NumelIn=700, NumelOut=700) as call 40, the others ALLREDUCE (NumelIn=500, NumelOut=500)"
+    assert "OpType=BROADCAST" in verdict["evidence"][0]["text"]
+    assert "OpType=ALLREDUCE" in verdict["evidence"][1]["text"]
 
 
 @pytest.mark.parametrize(

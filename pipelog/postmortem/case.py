@@ -13,13 +13,17 @@ from pipelog.tables.topology import Topology, said
 
 @dataclass(frozen=True, slots=True)
 class Whom:
-    """Those who began it, as far as that can be told, and why they are thought to be the ones. label: `local 3` where that is all that is said."""
+    """Those who began it, as far as that can be told, and why they are thought to be the ones. label: `local 3` where that is all that is said.
+
+    doing: where they stood while others waited, as a predicate.
+    """
 
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     why: str = ""
     label: str | None = None
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.kinds import KINDS, Role, Strength
+from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
@@ -89,7 +91,7 @@ def death(
     if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
         return _recorded(chosen, hang, roles, topology, placed, work)
     if primary is None:
-        return Death(chosen, ending.status, roles=roles, step=_last_step(work))
+        return Death(chosen, ending.status, roles=roles, step=last_step(work))
     return _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
 
 
@@ -211,6 +213,9 @@ def _verdict(
         facts,
     )
     hung = kind.category == "hang"
+    begun = evaluation(placed, work, first) if hung else None
+    before = (((begun.file, begun.line),) if begun is not None else ()) + (hang.evidence[:2] if hang is not None and hung else ())
+    stood = hang is not None and hung and hang.stood
     inferred = not hung and len(lines) > len(same)  # from what its neighbours say
     missing = () if kind.known else kind.missing
     if not ranks and not kind.job and not hung:
@@ -222,47 +227,53 @@ def _verdict(
         kind=kind.name,
         known=kind.known,
         confidence=Confidence.HIGH if kind.known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
-        title=title_of(kind, first, whom, topology),
+        title=title_of(kind, first, whom, topology) + (f"; {begun.said}" if begun is not None else ""),
         ranks=ranks,
         stages=stages,
         hosts=hosts,
         at_ns=None if pd.isna(first["at_ns"]) else int(first["at_ns"]),
         hang_ns=hang.begin_ns if hang is not None and hung else None,
-        step=_last_step(work),
-        phase=_phase(placed, work, first),
-        evidence=_evidence(roles, lines, ending, hang.evidence if hang is not None and hung else ()),
+        step=last_step(work),
+        phase=phase_of(placed, work, first),
+        evidence=_evidence(roles, lines, ending, before),
         consequences=consequences_of(roles),
-        missing=missing,
-        advice=(*_why_it_left(hang if hung else None), *kind.advice(case)),
+        missing=tuple(m for m in missing if not (stood and "py-spy" in m)),
+        advice=(*_look_first(hang if hung else None), *(a for a in kind.advice(case) if not (stood and "py-spy" in a.action))),
         roles=roles,
         label=whom.label,
     )
 
 
-def _why_it_left(hang: Hang | None) -> tuple[Advice, ...]:
-    """What to look at first where those who are waited for had ended by themselves."""
-    if hang is None or not hang.left:
-        return ()
+def _look_first(hang: Hang | None) -> Iterator[Advice]:
+    """What to look at first: at those who had ended by themselves, at those who stood in another call, at the stacks that are there."""
+    if hang is None:
+        return
     who = f"rank{'s' if len(hang.ranks) > 1 else ''} {listed(hang.ranks)}"
-    return (
-        Advice(
+    if hang.left:
+        yield Advice(
             f"see why the script of {who} came to its end before the others: fewer batches (sampler, drop_last, data set), an early return or exit"
-        ),
-    )
+        )
+    elif hang.doing and hang.ranks:
+        yield Advice(
+            f"see how {who} came to that call while the others were in another one: a different number of batches or micro-batches, a collective that only some ranks call"
+        )
+    if hang.stood:
+        yield Advice(f"compare the stacks that are among the files: {hang.stood}")
 
 
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
     """A hang that flight-recorder dumps or stacks show, or GPUs that stay busy."""
-    whom = Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology), hang.why)
+    whom = Whom(
+        hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology), hang.why, doing=hang.doing
+    )
     follows = roles["role"] != Role.BENIGN.value
     roles.loc[follows, ["role", "why"]] = [Role.CASCADE.value, "the run hung before"]
     kind = KINDS["timeout-nccl"]
-    waited = f"{subject(whom, topology)} {'is' if len(whom.ranks) == 1 else 'are'} waited for"
-    look = Advice(
-        f"look at rank {listed(whom.ranks)}: its log's last line, py-spy dump if it still runs, `dmesg -T` of its host"
-        if whom.ranks
-        else "while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for"
+    who = subject(whom, topology)
+    head = (
+        "The run hung" if not whom.ranks else f"{who} {hang.doing}" if hang.doing else f"{who} {'was' if len(whom.ranks) == 1 else 'were'} waited for"
     )
+    begun = evaluation(placed, work, None)
     return Death(
         attempt,
         "hung",
@@ -270,22 +281,40 @@ def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology,
         kind.name,
         known=False,
         confidence=hang.confidence,
-        title=f"{waited if whom.ranks else 'The run hangs'}: {hang.why}",
+        title=f"{head}: {hang.why}{f'; {begun.said}' if begun is not None else ''}",
         ranks=whom.ranks,
         stages=whom.stages,
         hosts=whom.hosts,
         at_ns=hang.begin_ns,
         hang_ns=hang.begin_ns,
-        step=_last_step(work),
-        phase=_phase(placed, work, None),
-        evidence=tuple(Evidence(file, line) for file, line in hang.evidence),
+        step=last_step(work),
+        phase=phase_of(placed, work, None),
+        evidence=tuple(Evidence(file, line) for file, line in (*hang.evidence, *(((begun.file, begun.line),) if begun is not None else ()))),
         consequences=consequences_of(roles),
-        missing=("why they did not come: their own logs, a stack of them (py-spy dump), the kernel log of their hosts",)
+        missing=(f"why they did not come: their own logs, {'' if hang.stood else 'a stack of them (py-spy dump), '}the kernel log of their hosts",)
         if whom.ranks
-        else kind.missing,
-        advice=(look, Advice("if the same host stands out again, take it out of the pool")) if whom.hosts else (look,),
+        else tuple(m for m in kind.missing if not (hang.stood and "py-spy" in m)),
+        advice=tuple(_look_at(hang, whom)),
         roles=roles,
     )
+
+
+def _look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
+    """What to do about ranks that dumps, stacks or GPUs show: none asks for stacks that are there."""
+    who = f"rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)}"
+    if hang.doing and hang.stood:
+        yield Advice(
+            f"see what the data loader of {who} waits for: `py-spy dump --subprocesses` shows its workers; the storage that the data set lies on"
+        )
+    elif whom.ranks:
+        dump = f"the stack of it ({hang.evidence[0][0]}:{hang.evidence[0][1]})" if hang.stood else "py-spy dump if it still runs"
+        yield Advice(f"look at {who}: its log's last line, {dump}, `dmesg -T` of its host")
+    elif hang.stood:
+        yield Advice("compare the stacks: the process that does not stand where its peers stand is the one that was waited for")
+    else:
+        yield Advice("while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+    if whom.hosts and not (hang.doing and hang.stood) and set(whom.hosts) != {"localhost"}:
+        yield Advice("if the same host stands out again, take it out of the pool")
 
 
 def _of_scheduler(
@@ -304,7 +333,12 @@ def _of_scheduler(
     whom = (
         Whom() if hang is None else Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology))
     )
-    hung = f"; it hung before that: {hang.why}" if hang is not None and hang.why else ""
+    stood = (
+        ""
+        if hang is None
+        else "; ".join(w for w in (f"{subject(whom, topology)} {hang.doing}" if whom.ranks and hang.doing else hang.doing, hang.why) if w)
+    )
+    hung = f"; it hung before that: {stood}" if stood else ""
     shown = [(ending.file, ending.line, ending.text)] + [(f, n, None) for f, n in (hang.evidence[:3] if hang is not None and hung else ())]
     look = [Advice(f"see why rank {listed(whom.ranks)} stood still before you start it again: its stack, its log, its host")] if whom.ranks else []
     return Death(
@@ -320,7 +354,7 @@ def _of_scheduler(
         hosts=whom.hosts,
         at_ns=ending.at_ns,
         hang_ns=(hang.begin_ns if hang is not None and hang.begin_ns is not None else since) if silent or hung else None,
-        step=_last_step(work),
+        step=last_step(work),
         evidence=tuple(Evidence(str(f), n, t) for f, n, t in shown),
         consequences=consequences_of(roles),
         missing=("the scheduler's accounting (sacct, kubectl describe), the logs of the other nodes",) if outside else (),
@@ -342,7 +376,7 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
 
 def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
     """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
-    out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before[:2]}
+    out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before}
     for place in lines[:4]:
         row = roles.loc[place]
         out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
@@ -353,22 +387,3 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tup
     elif ending.file is not None and ending.line is not None:
         out.setdefault((ending.file, ending.line), Evidence(ending.file, ending.line, None))
     return tuple(out.values())
-
-
-def _phase(placed: pa.Table, work: pd.DataFrame, first: pd.Series | None) -> str | None:
-    """Start-up, training or checkpoint: what was last begun before the line; null where neither a start nor a step is among the files."""
-    if not len(work):
-        return "start-up" if len(frame(placed, ("start",), ("line",))) else None
-    if first is None:
-        return "training"
-    saved = frame(placed, ("checkpoint",), ("name", "file", "line"))
-    same = saved[(saved["file"] == first["file"]) & (saved["line"] < first["line"])]
-    last = work.loc[(work["file"] == first["file"]) & (work["line"] < first["line"]), "line"].max()
-    if len(same) and same["name"].iloc[-1] in ("begin", "saving") and (pd.isna(last) or same["line"].iloc[-1] > last):
-        return "checkpoint"
-    return "training"
-
-
-def _last_step(work: pd.DataFrame) -> int | None:
-    steps = work["step"].dropna()
-    return int(steps.max()) if len(steps) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import count, listed
+from pipelog._text import count, listed, seconds
 from pipelog.findings import Confidence
 from pipelog.postmortem.flights import Flights
 from pipelog.postmortem.kinds import Role
@@ -37,7 +37,8 @@ _NCCL_ID = re.compile(r"retrieving ncclUniqueId from \[(\d+)\]")
 class Hang:
     """ranks: those that are waited for, as far as that can be told. why: the reason in words. arrived: whether all came to the call.
 
-    left: whether those ended by themselves before. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
+    doing: where those stood while others waited, as a predicate; of nobody, who waited where. left: whether those ended by themselves before. stood: where the stacks show the
+    processes, if any were dumped. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
     confidence: that it hung at all, and that these are the ones, where no timeout says so.
     """
 
@@ -49,6 +50,8 @@ class Hang:
     evidence: tuple[tuple[str, int], ...] = ()
     confidence: Confidence = Confidence.MEDIUM
     left: bool = False
+    doing: str = ""
+    stood: str = ""
 
 
 @table("heard", needs=("placed", "topology"))
@@ -91,12 +94,12 @@ def hang(
     begin, lines = _begin(waits), tuple(waits.index)
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
-        why = f"{count(flights.waiters, 'rank')} wait in calls that {'it has' if len(flights.ranks) == 1 else 'they have'} not begun ({flights.calls[0]}){none}"
+        why = f"{count(flights.waiters, 'rank')} waited in calls that {'it had' if len(flights.ranks) == 1 else 'they had'} not begun ({flights.calls[0]}){none}"
         return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
     accused = _accused(errors)
     ranks = _in_job(accused, waits, topology)
     if ranks:
-        return Hang(ranks, "the desync report names them", False, begin, tuple(accused.index))
+        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
     if (named := _named(waits, topology)) is not None:
         return Hang(*named, False, begin, lines)
     found = None
@@ -105,6 +108,7 @@ def hang(
             _by_call(errors, waits, topology, begin)
             or _by_pipeline(waits, heard, topology, begin)
             or _by_place(waits, heard, topology, begin)
+            or _apart(errors, waits, topology, begin)
             or _by_group(errors, waits, heard, topology, begin)
             or _but_few(waits, heard, topology, begin)
             or _idle(errors, waits, topology, begin)
@@ -112,10 +116,10 @@ def hang(
         )
         found = _gone(found, left_before(placed, waits), topology)
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
-        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence)
+        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing, stood=stacks.why)
     if found is None and silence is not None:
         return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
-    return found
+    return replace(found, stood=stacks.why) if found is not None and stacks is not None else found
 
 
 def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> Hang:
@@ -198,7 +202,7 @@ def _by_place(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, be
     missing = set(group) - {rank for rank, _ in places}
     if not missing or len(missing) > len(group) / _FEW or not missing <= heard:
         return None
-    why = f"the others of its group wait in the same call (ranks {listed(sorted(rank for rank, _ in places))})"
+    why = f"the others of its group waited in the same call (ranks {listed(sorted(rank for rank, _ in places))})"
     return Hang(tuple(sorted(missing)), why, False, begin, tuple(waits.index))
 
 
@@ -236,8 +240,9 @@ def _by_call(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begi
         usual = mine["call"].value_counts()
         odd = mine[mine["call"] != usual.index[0]]
         if len(odd) * 2 < len(mine):
-            where = f"as call {seq} {'it makes' if len(odd) == 1 else 'they make'} {listed(sorted(set(odd['call'])))}, the others {usual.index[0]}"
-            return Hang(tuple(sorted(set(odd["rank"].astype(int)))), where, False, begin, (*odd.index, *mine.index.difference(odd.index)))
+            made = f"made {listed(sorted(set(odd['call'])))} as call {seq}, the others {usual.index[0]}"
+            ranks, others = tuple(sorted(set(odd["rank"].astype(int)))), mine.index.difference(odd.index)
+            return Hang(ranks, "", False, begin, (*odd.index[:2], *others[:2], *odd.index[2:], *others[2:]), doing=made)
     return None
 
 
@@ -248,7 +253,7 @@ def _by_pipeline(waits: pd.DataFrame, heard: frozenset[int], topology: Topology,
         return None
     return Hang(
         ranks,
-        f"{_ranks(waits)} for {'it' if len(ranks) == 1 else 'them'}, and nothing is heard of {'it' if len(ranks) == 1 else 'them'}",
+        f"{_ranks(waits)} for {'it' if len(ranks) == 1 else 'them'}, and nothing was heard of {'it' if len(ranks) == 1 else 'them'}",
         False,
         begin,
         lines,
@@ -257,7 +262,7 @@ def _by_pipeline(waits: pd.DataFrame, heard: frozenset[int], topology: Topology,
 
 def _ranks(waits: pd.DataFrame) -> str:
     ranks = sorted(set(waits["rank"].dropna().astype(int)))
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} wait{'' if len(ranks) > 1 else 's'}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} waited"
 
 
 def silent_targets(rows: pd.DataFrame, heard: frozenset[int], topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -284,25 +289,31 @@ def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
         ranks = set(mine["rank"].astype(int))
         behind = _behind(errors, str(group))
         if behind:
-            return Hang(tuple(sorted(behind)), "their last completed call is behind that of the others", False, begin, lines)
+            return Hang(
+                tuple(sorted(behind)),
+                f"{'its' if len(behind) == 1 else 'their'} last completed call was behind that of the others",
+                False,
+                begin,
+                lines,
+            )
         members = _members(str(group), topology)
         if not members:
             continue
         if members <= ranks:
             called = {m.group(0) for t in mine["text"] if (m := _CALL.search(t))}
             same = len(called) == 1 and mine["value"].min() == mine["value"].max()
-            why = "all members are in the same call: nobody is missing" if same else "the ranks are in different calls"
+            why = "all members were in the same call: nobody was missing" if same else "the ranks were in different calls"
             return Hang((), why, True if same else None, begin, lines)
         missing = members - _complaining(waits)
         if missing and len(missing) <= len(members) / 2 and missing <= heard:
-            return Hang(tuple(sorted(missing)), "all other members of the group complain", False, begin, lines)
+            return Hang(tuple(sorted(missing)), "all other members of the group complained", False, begin, lines)
     p2p = calls[calls["stream"].isin(_P2P)]
     world = set(topology.ranks["rank"].astype(int)) if len(topology.ranks) else set()
     missing = world - _complaining(waits)
     if len(p2p) and world and not missing:
-        return Hang((), "every rank waits in a send or receive: nobody is missing", True, begin, tuple(p2p.index))
+        return Hang((), "every rank waited in a send or receive: nobody was missing", True, begin, tuple(p2p.index))
     if len(p2p) and missing and len(missing) <= len(world) / _FEW and missing <= heard:
-        return Hang(tuple(sorted(missing)), "all other ranks complain of a wait", False, begin, tuple(p2p.index))
+        return Hang(tuple(sorted(missing)), "all other ranks complained of a wait", False, begin, tuple(p2p.index))
     return None
 
 
@@ -328,8 +339,42 @@ def _idle(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begin: 
     if not idle or busy | idle != world or len(idle) > len(world) / _FEW:
         return None
     mine = work[work["rank"].isin(idle)].index
-    it = "it has" if len(idle) == 1 else "they have"
-    return Hang(tuple(sorted(idle)), f"{it} nothing open, and all other ranks wait in a call", False, begin, (*mine[:1], *waits.index))
+    it = "it had" if len(idle) == 1 else "they had"
+    return Hang(tuple(sorted(idle)), f"{it} nothing open, and all other ranks waited in a call", False, begin, (*mine[:1], *waits.index))
+
+
+def _apart(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begin: int | None) -> Hang | None:
+    """Some of the ranks wait in a send or receive and the others in a collective, and nobody is silent: they do not stand at the same place of the schedule.
+
+    Named is, where all calls are of one group, who has completed fewer calls than most and waits in a collective, else the fewer of the two sides. The number
+    of calls alone is no measure here: the stages of a pipeline send and receive a different number of messages.
+    """
+    calls = waits[(waits["name"] == "nccl-watchdog") & waits["rank"].notna() & waits["stream"].notna()].drop_duplicates("rank")
+    p2p = calls["stream"].isin(_P2P)
+    world = {int(r) for r in topology.ranks["rank"]} if len(topology.ranks) else set()
+    if not world or p2p.all() or not p2p.any() or set(calls["rank"].astype(int)) != world:
+        return None
+    groups = set(calls["group"].fillna(""))
+    behind = calls["rank"].isin(_behind(errors, str(min(groups)))) & ~p2p if len(groups) == 1 else p2p & ~p2p
+    fewer = calls[behind] if behind.any() else calls[p2p] if 2 * p2p.sum() < len(calls) else calls[~p2p]
+    others = calls.drop(index=fewer.index)
+    lines = (*fewer.index[:2], *others.index[:2], *fewer.index[2:], *others.index[2:])
+    longest = calls["dur_ns"].max()
+    lasted = "" if pd.isna(longest) else f", for {seconds(float(longest))}"
+    if 2 * len(fewer) < len(calls) and len(groups) == 1:
+        ranks = tuple(sorted(int(r) for r in fewer["rank"]))
+        why = f"{'its' if len(ranks) == 1 else 'their'} last completed call was behind that of the others" if behind.any() else ""
+        return Hang(ranks, why, False, begin, lines, doing=f"waited in {listed(sorted(set(fewer['stream'])))} while {_stood(others)}{lasted}")
+    return Hang((), "", None, begin, lines, doing=f"{_stood(fewer)} while {_stood(others)}{lasted}")
+
+
+def _stood(calls: pd.DataFrame) -> str:
+    """`ranks 1-3 waited in RECV and rank 4 in SEND`"""
+    said: list[str] = []
+    for op, mine in calls.groupby("stream", sort=False):
+        ranks = sorted(int(r) for r in mine["rank"])
+        said.append(f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}{'' if said else ' waited'} in {op}")
+    return listed(said)
 
 
 def _behind(errors: pd.DataFrame, group: str) -> set[int]:

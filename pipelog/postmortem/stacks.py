@@ -21,6 +21,9 @@ _TALKS = re.compile(
     r"|distributed_c10d\.py"
 )
 """Frames of a call that waits for other ranks. Of `cudaStreamSynchronize` and the like nobody knows what the device waits for."""
+_LOADS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data|_next_data|__next__)\b")
+"""The main process waits for the workers of its data loader, or, where `fetch` is among the frames too, makes the batch itself."""
+_FETCHES = re.compile(r"utils/data/_utils/fetch\.py")
 _INSTRUCTION = re.compile(r" (_exec_\w+)$", re.MULTILINE)
 _MOST_CLUSTERS = 6
 
@@ -29,13 +32,14 @@ _MOST_CLUSTERS = 6
 class Stacks:
     """ranks: those that are elsewhere while most wait for other ranks. why: who stands where. waiting: whether any rank waits for another.
 
-    evidence: (file, line) of the stacks that show it, the odd ones first.
+    evidence: (file, line) of the stacks that show it, the odd ones first. doing: what those who are elsewhere do, where their frames tell that.
     """
 
     ranks: tuple[int, ...]
     why: str
     waiting: bool
     evidence: tuple[tuple[str, int], ...]
+    doing: str = ""
 
 
 @table("stacks", needs=("placed", "topology", "inputs"))
@@ -56,7 +60,7 @@ def stacks(placed: pa.Table, topology: Topology, inputs: list[Input]) -> Stacks 
     shown = [*odd.index, *(i for i in found.index if i not in odd.index)]
     evidence = tuple((str(found.at[i, "file"]), int(found.at[i, "line"])) for i in shown[:4])
     ranks = tuple(sorted({int(r) for r in odd["rank"].dropna()})) if odd["rank"].notna().all() else ()
-    return Stacks(ranks, _clusters(found, odd), bool(found["talks"].any()), evidence)
+    return Stacks(ranks, _clusters(found, odd), bool(found["talks"].any()), evidence, _doing(odd) if ranks else "")
 
 
 def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
@@ -83,9 +87,11 @@ def _ranks(found: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> pd.
 
 
 def _where(text: str) -> str:
-    """The frame that says where a process stands: of a call that waits the outermost of the library, else the innermost."""
+    """The frame that says where a process stands: of a call that waits the outermost of the library, the data loader's own, else the innermost."""
     frames = text.split("\n")
     inside = [f for f in frames if _TALKS.search(f)]
+    if not inside and not _FETCHES.search(text):
+        inside = [f for f in frames if _LOADS.search(f)][:1]
     at, _, function = (inside[-1] if inside else frames[0]).rpartition(" ")
     return f"{function} ({'/'.join(at.split('/')[-2:])})"
 
@@ -111,6 +117,15 @@ def _waited_for(talking: pd.DataFrame, topology: Topology) -> set[int]:
         partner = None if pd.isna(rank) else towards(topology, int(rank), engine)
         out |= set() if partner is None else {partner}
     return out
+
+
+def _doing(odd: pd.DataFrame) -> str:
+    """What they stood in, where all of their stacks show the same: the data loader."""
+    if len(odd) and odd["text"].str.contains(_LOADS.pattern).all():
+        if odd["text"].str.contains(_FETCHES.pattern).all():
+            return "was making a batch in its data loader" if len(odd) == 1 else "were making a batch in their data loaders"
+        return "waited for its data loader" if len(odd) == 1 else "waited for their data loaders"
+    return ""
 
 
 def _clusters(found: pd.DataFrame, odd: pd.DataFrame) -> str:

@@ -45,7 +45,13 @@ def whom_of(
     if kind.category == "hang":
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
-        return Whom(ranks, stages_of(ranks, same, topology), hosts_of(ranks, same, topology) if ranks else (), why), lines
+        return Whom(
+            ranks,
+            stages_of(ranks, same, topology),
+            hosts_of(ranks, same, topology) if ranks else (),
+            why,
+            doing=hang.doing if hang is not None else "",
+        ), lines
     job = kind.job and not (_met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else ranks_of(same), ""
     if kind.name in _AWAITED:

@@ -24,11 +24,13 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
     who, tail = subject(whom, topology), f"; {whom.why}" if whom.why else ""
     if kind.category == "hang":
         waited = {"timeout-gloo": "a p2p or collective call timed out", "timeout-nccl": _call(first), "timeout-hccl": "a call of HCCL timed out"}.get(
-            kind.name, "the run hangs"
+            kind.name, "nothing went on"
         )
+        if whom.doing:
+            return f"{f'{who} ' if whom.ranks else 'The run hung: '}{whom.doing}{tail}"
         if whom.ranks:
-            return f"{who} {'is' if len(whom.ranks) == 1 else 'are'} waited for: {waited}{tail}"
-        return f"The run hangs: {waited}{tail or '; who is missing cannot be told'}"
+            return f"{who} {'was' if len(whom.ranks) == 1 else 'were'} waited for: {waited}{tail}"
+        return f"The run hung: {waited}{tail or '; who was missing cannot be told'}"
     if kind.of_ranks and whom.ranks:
         return f"{who} {kind.of_ranks}{tail}"
     if kind.strength is Strength.ECHO and whom.why:

@@ -71,7 +71,7 @@ def _when(failure: JSON) -> Fact:
     step, phase = failure["step"], failure.get("phase")
     if step:
         where = f"after step {step:,}"
-        where += " while a checkpoint was written" if phase == "checkpoint" else ""
+        where += {"checkpoint": " while a checkpoint was written", "evaluation": ", when an evaluation had begun"}.get(phase or "", "")
     elif step == 0 or phase == "start-up":
         where = "during start-up, before a step was printed" if phase == "start-up" else "before the first step was done"
     else:

@@ -99,7 +99,7 @@ def _end_says(given: JSON, length: float, began: set[int], *, hung: bool) -> Ite
     yield f"From {first} at {moment(given['from'])} to the last line, {duration(length)} later."
     if began:
         one = len(began) == 1
-        yield f"{'Rank' if one else 'Ranks'} {listed(sorted(began))} {('is waited for' if one else 'are waited for') if hung else 'began it'}."
+        yield f"{'Rank' if one else 'Ranks'} {listed(sorted(began))} {('was waited for' if one else 'were waited for') if hung else 'began it'}."
     more = given.get("more")
     if more:
         times = [t for t in (more["first_s"], more["last_s"]) if t is not None]
