@@ -136,3 +136,34 @@ def test_the_worker_that_ray_killed_is_known_by_its_process(tmp_path: Path) -> N
     found = failure(tmp_path, [*lines, killed.format(6102)])
     assert (found["ranks"], found["hosts"], found["category"]) == ([2], ["10.0.3.19"], "host.oom")
     assert failure(tmp_path, [*lines, killed.format(7102)])["ranks"] == []
+
+
+CHAIN = "Using topology: {" + ", ".join(f"ProcessCoord(pipe={n}, data=0): {n}" for n in range(4)) + "}"
+ENGINE = "/opt/conda/lib/python3.10/site-packages/deepspeed/runtime/pipe/engine.py:1028 _exec_recv_activations"
+KILLED = [
+    "[2024-04-17 15:30:00,000] [INFO] [launch.py:256:main] process {} spawned with command: ['/opt/python', '-u', 'train.py', '--local_rank={}']",
+    "[2024-04-17 15:52:59,658] [INFO] [launch.py:319:sigkill_handler] Killing subprocess {}",
+]
+
+
+def test_a_peer_that_was_lost_is_no_process_that_died(tmp_path: Path) -> None:
+    """Rank 1 receives from rank 0 and rank 2 from rank 1: both lost a peer, and of rank 0 there is no line. Whether it died or its link did, nobody says."""
+    begun = [KILLED[0].format(100 + n, n) for n in range(4)]
+    lost = [*traceback(PEER, ENGINE, rank=1), *traceback(PEER, ENGINE, rank=2)]
+    every = [f"[rank{n}]: step" for n in range(4)]
+    found = failure(tmp_path, [*begun, CHAIN, STEP, *every, *lost, *(KILLED[1].format(100 + n) for n in range(4))])
+    assert found["title"].startswith("Ranks 1 and 2 lost the connection to a peer; no line of rank 0 (stage 0")
+    assert found["title"].endswith(", which rank 1 waited for, says why")
+    assert (found["ranks"], found["cause_known"], found["confidence"]) == ([0], False, "medium")
+    assert "rank 0" in found["advice"][0]["action"]
+    assert "rank 0" in found["missing"][0]
+    (down,) = [c for c in found["consequences"] if c["what"] == "was taken down with the rest"]
+    assert down["ranks"] == [1, 2, 3]  # the launcher says so of each process, alive or not
+
+
+def test_of_a_peer_that_nothing_names_nothing_is_said(tmp_path: Path) -> None:
+    """All that could be the peer complain themselves."""
+    found = failure(tmp_path, [CHAIN, STEP, *(line for n in range(4) for line in traceback(PEER, rank=n))])
+    assert found["title"] == "Ranks 0-3 lost the connection to a peer; the lines do not say to which, nor why"
+    assert found["ranks"] == []
+    assert "the rank whose log ends otherwise" in found["advice"][0]["action"]

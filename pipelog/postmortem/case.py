@@ -15,7 +15,7 @@ from pipelog.tables.topology import Topology, said
 class Whom:
     """Those who began it, as far as that can be told, and why they are thought to be the ones. label: `local 3` where that is all that is said.
 
-    doing: where they stood while others waited, as a predicate.
+    doing: where they stood while others waited, as a predicate. lost_by: ranks that lost a peer; awaited_by: those of them that waited for the ones named.
     """
 
     ranks: tuple[int, ...] = ()
@@ -24,6 +24,8 @@ class Whom:
     why: str = ""
     label: str | None = None
     doing: str = ""
+    lost_by: tuple[int, ...] = ()
+    awaited_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

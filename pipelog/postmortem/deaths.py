@@ -218,6 +218,10 @@ def _verdict(
     stood = hang is not None and hung and hang.stood
     inferred = not hung and len(lines) > len(same)  # from what its neighbours say
     missing = () if kind.known else kind.missing
+    if kind.name == "peer-gone" and ranks:
+        missing = (
+            f"what rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
+        )
     if not ranks and not kind.job and not hung:
         missing += ("which rank it was: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
     return Death(
@@ -236,7 +240,7 @@ def _verdict(
         step=last_step(work),
         phase=phase_of(placed, work, first),
         evidence=_evidence(roles, lines, ending, before),
-        consequences=consequences_of(roles),
+        consequences=consequences_of(roles, () if hung else ranks),
         missing=tuple(m for m in missing if not (stood and "py-spy" in m)),
         advice=(*_look_first(hang if hung else None), *(a for a in kind.advice(case) if not (stood and "py-spy" in a.action))),
         roles=roles,

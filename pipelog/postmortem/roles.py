@@ -176,12 +176,15 @@ def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) ->
     return roles
 
 
-def consequences_of(roles: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[dict[str, Any], ...]:
     """Cascade and teardown, grouped by what they are: how many lines, of which ranks, the first of them.
+
+    A launcher says of every process that it kills it, also of those that had ended: who *began* it was not taken down with the rest.
 
     Those who wait in vain are never the ones who began it: all of them are counted, also where their lines prove that it hangs.
     """
     rest = roles[roles["role"].isin([Role.CASCADE.value, Role.TEARDOWN.value])]
+    rest = rest[~((rest["name"] == "killed") & rest["rank"].isin(began))]
     out = []
     for (role, error), found in rest.groupby(["role", "error"], sort=False):
         row, mine = found.iloc[0], found

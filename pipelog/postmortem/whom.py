@@ -54,13 +54,16 @@ def whom_of(
         ), lines
     job = kind.job and not (_met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else ranks_of(same), ""
+    lost_by: tuple[int, ...] = ()
+    awaited_by: tuple[int, ...] = ()
     if kind.name in _AWAITED:
         ranks, why = _never_came(placed, topology)
     elif not ranks and not job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
         echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
-        ranks, complaining, shown = silent_targets(echoes, heard, topology)
-        ranks = ranks or _only_silent(roles, complaining, heard, topology)
-        why = _lost(ranks, complaining)
+        ranks, lost_by, shown = silent_targets(echoes, heard, topology)
+        awaited_by = ranks_of(echoes.loc[list(shown)])
+        ranks = ranks or _only_silent(roles, lost_by, heard, topology)
+        why = _lost(ranks, lost_by) if kind.strength is Strength.SIGNAL else ""
         lines += [place for place in shown or tuple(echoes.index) if place not in lines]
     if not ranks and not job and kind.strength is not Strength.ECHO:
         tasks = _by_task(roles, same)
@@ -77,7 +80,8 @@ def whom_of(
     elif not hosts and kind.name in _OF_A_NODE:
         hosts = _by_exit(roles, hosts, 1)[1]
     labels = {w for w in same["label"] if isinstance(w, str)}
-    return Whom(ranks, stages_of(ranks, same, topology), hosts, why, labels.pop() if len(labels) == 1 else None), lines
+    label = labels.pop() if len(labels) == 1 else None
+    return Whom(ranks, stages_of(ranks, same, topology), hosts, why, label, lost_by=lost_by, awaited_by=awaited_by), lines
 
 
 def _met_by_some(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, placed: pa.Table, topology: Topology) -> bool:
@@ -119,8 +123,8 @@ def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: froze
 def _lost(ranks: tuple[int, ...], complaining: tuple[int, ...]) -> str:
     if not complaining:
         return ""
-    it, they = ("them", "they") if len(ranks) > 1 else ("it", "it")
-    return f"rank{'s' if len(complaining) > 1 else ''} {listed(complaining)} lost {it}" + (f", and {they} said nothing" if ranks else "")
+    it = "them" if len(ranks) > 1 else "it"
+    return f"rank{'s' if len(complaining) > 1 else ''} {listed(complaining)} lost a peer" + (f", and nothing was heard of {it}" if ranks else "")
 
 
 def ranks_of(rows: pd.DataFrame) -> tuple[int, ...]:

@@ -33,8 +33,8 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         return f"The run hung: {waited}{tail or '; who was missing cannot be told'}"
     if kind.of_ranks and whom.ranks:
         return f"{who} {kind.of_ranks}{tail}"
-    if kind.strength is Strength.ECHO and whom.why:
-        return f"{who} went away{tail}"
+    if kind.strength is Strength.ECHO and whom.lost_by:
+        return _lost_a_peer(who, whom)
     says = filled(kind.says, kind, first["said"])
     if kind.name.startswith("left-with"):
         says += ", and no line says why"
@@ -43,6 +43,16 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
     if kind.name == "launcher-setup" and whom.hosts:
         says += f" on {listed(whom.hosts)}"
     return f"{'The job' if kind.job and not whom.ranks else who} {says}{tail}"
+
+
+def _lost_a_peer(who: str, whom: Whom) -> str:
+    """What the lines show: who lost a peer, and of whom, by its place in the pipeline or as the only one, no line says why; not that it died."""
+    several = len(whom.lost_by) > 1
+    lost = f"Rank{'s' if several else ''} {listed(whom.lost_by)} lost the connection to a peer"
+    if not whom.ranks:
+        return f"{lost}; the lines do not say to which, nor why"
+    waited = f", which rank{'s' if len(whom.awaited_by) > 1 else ''} {listed(whom.awaited_by)} waited for," if whom.awaited_by else ""
+    return f"{lost}; no line of {who[:1].lower()}{who[1:]}{waited} says why"
 
 
 def _call(first: pd.Series) -> str:

@@ -163,6 +163,12 @@ def nccl_internal(case: Case) -> Iterator[Advice]:
     yield Advice("run with NCCL_DEBUG=WARN, and TORCH_DISTRIBUTED_DEBUG=DETAIL to compare the calls of the ranks")
 
 
+_PEER = (
+    r"(?:[Cc]onnection closed by (?:remote )?peer|from peer|[Rr]ead error|writev|recv from|send to) \[?(?P<peer>[\w.-]+\w|[\da-f:]*:[\da-f:]+)\]?[:<]"
+)
+"""`Connection closed by peer [10.0.0.7]:44940`, `Net : Connection closed by remote peer node-3<49321>`"""
+
+
 @kind(
     "peer-gone",
     category="network",
@@ -179,7 +185,18 @@ def nccl_internal(case: Case) -> Iterator[Advice]:
 )
 def peer_gone(case: Case) -> Iterator[Advice]:
     """What the others notice when a process is gone: an echo, never the cause where anything else was said."""
-    yield Advice("look for the log of the peer named in the line; with no error there, for its kernel log and for the scheduler's accounting")
+    named = case.match(_PEER)
+    if case.rank is not None or named:
+        whose = (
+            f"rank {case.rank}{f' on {case.host}' if case.host else ''}"
+            if case.rank is not None
+            else f"the process at {named['peer'] if named else ''}"
+        )
+        yield Advice(f"look for the log of {whose}; with no error there, for the kernel log of its host (`dmesg -T`) and the scheduler's accounting")
+    else:
+        yield Advice(
+            "look for the rank whose log ends otherwise than with this; else at the kernel logs of the hosts (`dmesg -T`) and the scheduler's accounting"
+        )
 
 
 @kind(
