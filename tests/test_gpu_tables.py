@@ -43,6 +43,14 @@ def test_query(tmp_path: Path) -> None:
     assert (given_input.kind, given_input.events, given_input.skipped) == ("monitor", 4, [])
 
 
+def test_the_memory_of_each_device_is_told_once(tmp_path: Path) -> None:
+    data = b"index, memory.used [MiB], memory.total [MiB]\n0, 10 MiB, 81559 MiB\n1, 11 MiB, [N/A]\n0, 12 MiB, 81559 MiB\n1, 13 MiB, 40960 MiB\n"
+    rows, given_input = read(tmp_path, data)
+    told = [(r["device"], r["bytes"], r["line"]) for r in rows if r["name"] == "gpu"]
+    assert told == [("gpu 0", 81559 << 20, 2), ("gpu 1", 40960 << 20, 5)]
+    assert given_input.events == 6
+
+
 def test_devices_without_an_index_are_numbered_by_their_address(tmp_path: Path) -> None:
     data = b"utilization.gpu, pci.bus_id\n7, 00000000:07:00.0\n9, 00000000:0F:00.0\n8, 00000000:07:00.0\n"
     rows, _ = read(tmp_path, data)

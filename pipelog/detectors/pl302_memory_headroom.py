@@ -1,7 +1,8 @@
 """PL302 memory-headroom: a rank is close to the capacity of its device.
 
-What it does: compares the highest reserved memory (else allocated) of each rank with the capacity that an nvidia-smi table or a
-trace in the folder states; where no rank printed its memory, used and total of the devices in nvidia-smi's and rocm-smi's tables.
+What it does: compares the highest reserved memory (else allocated) of each rank with the capacity that a table of the devices, an
+out-of-memory error, a library's line about its device or a trace in the folder states, or else the device's own name (A100-SXM4-80GB);
+where no rank printed its memory, used and total of the devices in such tables.
 Why it matters: a longer sequence, fragmentation or a second process then ends the job with an out-of-memory error.
 What to do: activation checkpointing on the fullest stage, a smaller micro-batch (more of them), or fewer layers there.
 When it is wrong: reserved memory holds cached blocks that PyTorch could give back; mixed device types in one job; a table may show
@@ -59,14 +60,16 @@ _ADVICE = (
 
 
 def _capacity(placed: pa.Table, facts: pd.DataFrame) -> tuple[float | None, tuple[Evidence, ...]]:
-    """The memory of the largest device, and the line that states it."""
-    stated = frame(placed, ("memory_capacity",), ("bytes", "file", "line"))
+    """The memory of the largest device, and the line that states it; what its name says counts only where nothing else does."""
+    stated = frame(placed, ("memory_capacity",), ("name", "bytes", "file", "line"))
+    exact = stated[stated["name"] != "nominal"]
+    stated = exact if len(exact) else stated
     devices = facts[facts["name"].str.match(r"device\.\d+\.memory_bytes")] if len(facts) else facts
     if not len(stated) and not len(devices):
         return None, ()
-    capacity, where = (stated["bytes"].max(), stated) if len(stated) else (devices["value"].max(), devices)
-    line = where["line"].iloc[0]
-    return float(capacity), (Evidence(str(where["file"].iloc[0]), int(line)),) if pd.notna(line) else ()
+    sizes = stated["bytes"] if len(stated) else devices["value"]
+    where = (stated if len(stated) else devices).loc[sizes.idxmax()]
+    return float(sizes.max()), (Evidence(str(where["file"]), int(where["line"])),) if pd.notna(where["line"]) else ()
 
 
 def _tables(placed: pa.Table) -> pd.DataFrame:

@@ -30,7 +30,9 @@ import pyarrow.compute as pc
 from pipelog.parsers._fields import fields, renamed
 from pipelog.parsing import Records, Rows, records
 
-_MB = r"\d+\.\d+"
+_MB = r"\d+(?:\.\d+)?"
+_RESERVED = r"(?:reserved|cached): (?:\d+\.\d+ \| max (?:reserved|cached): \d+\.\d+|\d+ \| max (?:reserved|cached): \d+\b)"
+"""Both as numbers with a point or both without, so that a line that breaks off in its last number is seen to."""
 _GB = r"-?\d+(?:\.\d+)?"
 _NEAR = 8
 """Lines between a free text and the figures that belong to it: other writers may print in between."""
@@ -39,7 +41,7 @@ _NEAR = 8
 @records(
     "memory-megatron",
     mark="memory (MB) | ",
-    pattern=rf"^memory \(MB\) \| (?P<fields>allocated: {_MB} \| max allocated: {_MB} \| (?:reserved|cached): {_MB} \| max (?:reserved|cached): {_MB})",
+    pattern=rf"^memory \(MB\) \| (?P<fields>allocated: {_MB} \| max allocated: {_MB} \| {_RESERVED})",
     head=r"(?:\[Rank (?P<rank>\d{1,9})\] )?\(?after (?P<step>\d{1,9}) iterations\)? $",
     torn=r"^memory \(MB\) \| allocated: ",
 )

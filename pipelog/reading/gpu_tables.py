@@ -65,6 +65,7 @@ def _header(head: bytes) -> _Columns | None:
 def read_gpu_table(source: Source) -> tuple[pa.Table, Input]:
     """Two rows a line: kind `gpu_use`, `utilization` (value: percent) and `memory_used` (bytes), with device and time where they are there.
 
+    Of a column `memory.total` the first row of each device besides, kind `memory_capacity`.
     Never raises for what the file holds: lines of another width are listed as skipped.
     """
     stream = Stream(source.path)
@@ -126,10 +127,21 @@ def _rows(number: pa.Array, cells: dict[str, pa.Array], columns: _Columns) -> pa
         )
         words = {"kind": constant("gpu_use", WORD, n), "name": constant(name, WORD, n)}
         tables.append(conform(pa.table(common | held | words)).filter(pc.is_valid(value)))
+    if "memory.total" in cells:
+        size = pc.multiply(_number(cells["memory.total"]), float(columns.memory_unit))
+        words = {"kind": constant("memory_capacity", WORD, n), "name": constant("gpu", WORD, n), "bytes": pc.cast(size, pa.int64(), safe=False)}
+        tables.append(conform(pa.table(common | words)).take(_firsts(common["device"], size)))
     lost = pc.match_substring_regex(cells["_text"], _LOST)
     words = {"kind": constant("error", WORD, n), "name": constant("gpu-driver", WORD, n), "text": cells["_text"]}
     tables.append(conform(pa.table(common | words)).filter(lost))
     return pa.concat_tables(tables).drop_columns(["file"]) if tables else EVENTS.empty_table().drop_columns(["file"])
+
+
+def _firsts(devices: pa.Array, size: pa.Array) -> pa.Array:
+    """The first row of each device that says its size; a capacity does not change."""
+    known = [i for i, value in enumerate(size.to_pylist()) if value]
+    names = devices.take(pa.array(known, pa.int64())).to_pylist()
+    return pa.array(sorted(dict(zip(reversed(names), reversed(known), strict=True)).values()), pa.int64())
 
 
 def _number(cell: pa.Array) -> pa.Array:
