@@ -1,0 +1,114 @@
+"""The host of what a node's own log says, where the log is one of several, one a node (or one a process), and its lines name no host.
+
+Three things tell that a log is a node's own: DeepSpeed's launcher states in it which of the listed nodes it is (`node_rank=2`); its name holds the name
+of a host (`launch_dgx-c.log`, `sm-h1/train.log`); or each process has a log of its own, whose names part them into nodes (`out.x3100c0s1b0n0.45568`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import PurePosixPath
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelog.events import WORD
+
+_SPOKEN = ("error", "end", "process", "stack", "place")
+_OF_ALL = frozenset({"topology", "rank-line", "megatron-parameters", "launcher"})
+"""Places that one process prints of many, or without a word of where it is itself."""
+_SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|err|jsonl?|gz|zst))+$")
+_NAMELESS = frozenset({"localhost", "127.0.0.1"})
+_MOST_FILES = 1 << 12
+
+
+def with_own_hosts(table: pa.Table) -> pa.Table:
+    """The event table with the host filled in for errors, ends, processes, stacks and places of nodes' own logs."""
+    files = [f for f in table.column("file").unique().to_pylist() if f]
+    if not 1 < len(files) <= _MOST_FILES:
+        return table
+    kinds = table.column("kind").cast(pa.string())
+    wanted = pc.or_(pc.is_in(kinds, pa.array(_SPOKEN)), pc.equal(table.column("name").cast(pa.string()), "launch.node_rank"))
+    if not pc.any(wanted).as_py():
+        return table
+    rows = table.select(["kind", "name", "file", "host", "rank", "label", "value"]).filter(wanted).to_pandas()
+    for column in ("kind", "name", "file", "host", "label"):
+        rows[column] = rows[column].astype(object).where(rows[column].notna(), None)
+    found = _of_processes(rows) | _by_name(rows, files) | _by_number(rows)
+    found = {file: host for file, host in found.items() if host not in _NAMELESS}
+    if not found:
+        return table
+    mine = pc.and_(pc.and_(pc.is_in(kinds, pa.array(_SPOKEN)), pc.is_null(table.column("host"))), _not_of_all(table))
+    place = pc.index_in(table.column("file").cast(pa.string()), pa.array(list(found), pa.string()))
+    hosts = pa.chunked_array([pa.array(list(found.values()), pa.string()).take(place.combine_chunks())])
+    filled = pc.coalesce(table.column("host").cast(pa.string()), pc.if_else(mine, hosts, pa.scalar(None, pa.string())))
+    return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), filled.combine_chunks().dictionary_encode().cast(WORD))
+
+
+def _not_of_all(table: pa.Table) -> pa.ChunkedArray:
+    return pc.invert(pc.fill_null(pc.is_in(table.column("name").cast(pa.string()), pa.array(sorted(_OF_ALL))), False))
+
+
+def _by_number(rows: pd.DataFrame) -> dict[str, str]:
+    """File → host, as DeepSpeed's launcher counts the nodes that it lists in the same file."""
+    numbers = rows.loc[rows["name"] == "launch.node_rank", ["file", "value"]].drop_duplicates()
+    numbers = numbers[~numbers["file"].duplicated(keep=False)]
+    if len(numbers) < 2:
+        return {}
+    listed = rows[(rows["kind"] == "place") & (rows["name"] == "launcher") & rows["host"].notna()]
+    found = {}
+    for file, number in zip(numbers["file"], numbers["value"], strict=True):
+        hosts = listed[listed["file"] == file].sort_values("rank", kind="stable")["host"].drop_duplicates().to_list()
+        if 0 <= int(number) < len(hosts):
+            found[file] = hosts[int(number)]
+    return found if len(set(found.values())) == len(found) else {}
+
+
+def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
+    """File → host, where names of at least two logs hold one known host each, not all the same, and nothing in them is of another host."""
+    places = rows[(rows["kind"] == "place") & rows["host"].notna()]
+    known = {_short(h): h for h in rows["host"].dropna() if h not in _NAMELESS}
+    if len(known) < 2:
+        return {}
+    word = re.compile(r"(?<![A-Za-z0-9])(" + "|".join(re.escape(h) for h in sorted(known, key=len, reverse=True)) + r")(?![A-Za-z0-9])")
+    found = {}
+    for file in files:
+        named = set(word.findall(_SUFFIX.sub("", file).lower()))
+        if len(named) == 1:
+            found[file] = known[named.pop()]
+    of_rank = dict(zip(places["rank"], places["host"], strict=True))
+    spoken = rows[(rows["kind"] != "place") | (rows["name"] == "introduced")]
+    for file, mine in spoken[spoken["file"].isin(found)].groupby("file"):
+        others = {h for h in mine["host"].dropna()} | {of_rank[r] for r in mine["rank"].dropna() if r in of_rank and isinstance(of_rank[r], str)}
+        if {_short(h) for h in others} - {_short(found[str(file)])}:
+            del found[str(file)]
+    return found if len(set(found.values())) > 1 else {}
+
+
+def _of_processes(rows: pd.DataFrame) -> dict[str, str]:
+    """File → the word of its name that says the node, where each process has a file and says in it its rank and its local rank.
+
+    A word parts the files into nodes where the files that share it have the local ranks 0, 1, … once each, of ranks that follow one another.
+    """
+    said = rows[(rows["name"] == "discovery") & rows["rank"].notna() & rows["label"].notna()][["file", "rank", "label"]].drop_duplicates()
+    if len(said) < 2 or said["file"].duplicated().any() or said["rank"].duplicated().any():
+        return {}
+    words = {file: re.split(r"[._/]", PurePosixPath(file).name) for file in said["file"]}
+    if len({len(w) for w in words.values()}) != 1:
+        return {}
+    said = said.assign(local=said["label"].str.removeprefix("local ").astype(int), rank=said["rank"].astype(int))
+    for place in range(len(next(iter(words.values())))):
+        nodes: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for file, rank, local in zip(said["file"], said["rank"], said["local"], strict=True):
+            nodes[words[file][place]].append((rank, local))
+        pairs = [np.array(sorted(found)) for found in nodes.values()]
+        if len(nodes) > 1 and all(len(p) > 1 and (p[:, 1] == np.arange(len(p))).all() and (np.diff(p[:, 0]) == 1).all() for p in pairs):
+            return {file: words[file][place] for file in said["file"]}
+    return {}
+
+
+def _short(host: str) -> str:
+    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
