@@ -175,6 +175,19 @@ def replay() -> None:
     print(f"replay of 256 ranks x 50 steps x 64 micro-batches: {got['all']:.1f} s, peak memory {got['peak_mb']:,.0f} MB")
 
 
+def traces_of_all_ranks(folder: Path, shape: tuple[int, int, int, int]) -> None:
+    """The events of every rank's trace of such a job, to clocks, bubble, breakdown, links and what-if."""
+    path, (p, d, steps, m) = folder / "events.parquet", shape
+    subprocess.run([sys.executable, str(HERE / "traces.py"), "make", str(path), *map(str, shape)], check=True)
+    done = subprocess.run([sys.executable, str(HERE / "traces.py"), str(path)], capture_output=True, text=True, check=True)
+    got = json.loads(done.stdout)
+    print(
+        f"traces of {p * d} ranks x {steps} steps x {m} micro-batches, {got['rows']:,} events of {got['table_mb']:,.0f} MB: {got['messages']:,} messages matched, "
+        f"what-if after {got['seconds']:.1f} s, memory at most {got['above_mb']:,.0f} MB above the events"
+    )
+    path.unlink()
+
+
 def generate(kind: str, path: Path, size: int) -> None:
     """Make an input."""
     subprocess.run([sys.executable, str(HERE / "generate.py"), kind, str(path), str(size)], check=True)
@@ -199,6 +212,7 @@ def main() -> None:
         logs(folder, int(200e6 * scale), 2 if args.quick else 4)
         big_trace(folder, int(1e9 * scale))
         replay()
+        traces_of_all_ranks(folder, (16, 2, 10, 16) if args.quick else (16, 16, 50, 64))
         folder_of_ranks(folder, 8 if args.quick else 64, int(1e9 * scale))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelog import schedule as formulas
 from pipelog.replay.dag import dag
 from pipelog.replay.orders import passes, program
-from pipelog.replay.simulate import KINDS, Costs, Timeline, run, schedule_graph, simulate
+from pipelog.replay.simulate import KINDS, Costs, Timeline, phases, run, schedule_graph, simulate
 
 QUICK = settings(deadline=None, max_examples=50)
 STAGES = st.integers(1, 6)
@@ -179,6 +179,15 @@ def test_steps_and_replicas_are_independent(given_: tuple[int, int, Costs], copi
     many = run("1f1b", Costs(**{k: np.asarray(getattr(costs, k)) * factors for k in KINDS}), p, m)
     assert many.phase().tolist() == [int(run("1f1b", costs, p, m).phase()) * (i + 1) for i in range(copies)]
     assert many.critical().shape == many.end.shape == (len(many.graph.kind), copies)
+
+
+def test_many_steps_are_simulated_in_pieces_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(5)
+    costs = Costs(random.integers(5, 20, (7, 2, 3, 4)), 20, activation=random.integers(0, 9, (7, 1, 2, 4)), grad=random.integers(0, 9, (2, 4)))
+    whole = run("1f1b", costs, 3, 4).phase()
+    monkeypatch.setattr("pipelog.replay.simulate._AT_ONCE", 1)
+    assert (phases("1f1b", costs, 3, 4) == whole).all()
+    assert phases("1f1b", Costs(10, 20), 3, 4) == 6 * 30
 
 
 # ---- orders

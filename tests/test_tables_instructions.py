@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from pipelog.events import Events
+from pipelog.tables import Tables
 from tests.host_pipeline import Pipeline, simulate, traces
 from tests.making import Row, Trace, of_traces, topology_map
 
@@ -320,3 +324,21 @@ def test_a_rank_of_which_only_an_earlier_run_was_traced_is_not_mixed_in() -> Non
     found = of_traces({"traces/rank0.json": new[0], "traces/rank1.json": old[1]}, topology_map(2))
     assert found["stage_time"]["rank"].unique().tolist() == [0]
     assert not found["stage_time"]["complete"].any()
+
+
+def test_rows_of_files_that_are_mixed_up_give_the_same() -> None:
+    """The reader puts one file after another; a table that was made elsewhere may not."""
+    given = of_traces(traces(Pipeline(p=2, m=3)), topology_map(2))
+    mixed = given["events"].take(pa.array(np.random.default_rng(3).permutation(given["events"].num_rows)))
+    found = Tables(Events(mixed, given["inputs"]))
+    columns = ["file", "start_ns", "end_ns", "instruction", "step", "micro_batch", "line"]
+    wanted = given["instructions"].sort_values(["file", "start_ns", "line"])[columns].astype(str).to_numpy().tolist()
+    assert found["instructions"].astype({"file": str}).sort_values(["file", "start_ns", "line"])[columns].astype(str).to_numpy().tolist() == wanted
+    assert len(wanted) == 2 * 2 * 4 * 3  # steps, stages, (two passes, two messages), micro-batches
+
+
+def test_many_traces_are_put_together_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = of_traces(traces(Pipeline(p=3, m=2)), topology_map(3))["instructions"]
+    monkeypatch.setattr("pipelog.tables.instructions._PIECE", 5)
+    found = of_traces(traces(Pipeline(p=3, m=2)), topology_map(3))["instructions"]
+    assert found.astype(str).to_numpy().tolist() == wanted.astype(str).to_numpy().tolist()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelog.parsers.trace_host import outermost
-from pipelog.tables import frame, merged, overlap_ns, union_ns
+from pipelog.replay.breakdown import _within
+from pipelog.tables import by_ranks, frame, merged, narrow, overlap_ns, union_ns
 from tests.making import table
 
 INTERVALS = st.lists(st.tuples(st.integers(-30, 30), st.integers(0, 12)), max_size=12)
@@ -99,3 +101,28 @@ def test_frame_keeps_integers_exact_and_words_as_strings() -> None:
 @pytest.mark.parametrize("kinds", [(), ("nothing",)])
 def test_frame_of_kinds_that_do_not_occur_is_empty(kinds: tuple[str, ...]) -> None:
     assert len(frame(table([{"kind": "step"}]), kinds, ("name", "step"))) == 0
+
+
+@given(INTERVALS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=5))
+def test_time_within_spans_against_unit_cells(pairs: Pairs, steps: Pairs) -> None:
+    """Spans one after another, each *gap* after the last: the union of the intervals inside each."""
+    spans: list[tuple[int, int]] = []
+    for gap, length in steps:
+        begin = (spans[-1][1] if spans else -25) + gap
+        spans.append((begin, begin + length))
+    begin, end = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+    found = _within(begin, end, *arrays(pairs))
+    assert found.tolist() == [len(cells(pairs) & set(range(a, b))) for a, b in spans]
+
+
+def test_pieces_hold_whole_ranks_in_order() -> None:
+    rows = pd.DataFrame({"rank": [2, 0, 2, 1, 0, 0], "line": range(6)})
+    assert [(p["rank"].tolist(), p["line"].tolist()) for p in by_ranks(rows, most=2)] == [([0, 0, 0], [1, 4, 5]), ([1, 2, 2], [3, 0, 2])]
+    assert [len(p) for p in by_ranks(rows, most=100)] == [6]
+    assert not list(by_ranks(rows.iloc[:0]))
+
+
+def test_numbers_are_narrowed_only_where_they_fit() -> None:
+    assert narrow(np.array([-(2**31), 2**31 - 1])).dtype == np.int32
+    assert narrow(np.array([2**31])).dtype == np.int64
+    assert narrow(np.array([], np.int64)).dtype == np.int32

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from pipelog.replay.measured import Order
-from pipelog.replay.simulate import Costs, run
-from pipelog.tables import table, union_ns
+from pipelog.replay.simulate import Costs, phases
+from pipelog.tables import table
 from pipelog.tables.durations import Durations
 from pipelog.tables.instructions import HostTrace
+from pipelog.tables.stage_time import union_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def _of_cells(cells: Durations, order: Order) -> pd.DataFrame:
     late_activation, late_grad = (np.where(g > _split(g, gaps), g, 0.0) for g in (cells.before_send_activation, cells.before_send_grad))
 
     def phase(**delays: np.ndarray) -> np.ndarray:
-        return run(order.schedule, Costs(cells.forward, cells.backward, **delays), p, m, blocking=order.blocking).phase()
+        return phases(order.schedule, Costs(cells.forward, cells.backward, **delays), p, m, blocking=order.blocking)
 
     moved = {"activation": _split(cells.activation, transfers), "grad": _split(cells.grad, transfers)}
     stalled = {"activation": cells.activation, "grad": cells.grad, "send_activation": late_activation, "send_grad": late_grad}
@@ -91,44 +92,59 @@ def _of_step(stage_time: pd.DataFrame, host_traces: list[HostTrace]) -> dict[str
     Each as the mean over the ranks of a replica, over the longest step of its ranks; then the mean over replicas and the median over
     steps. Collectives are counted outside the phase only, on whatever thread they wait.
     """
-    whole = stage_time[stage_time["complete"]]
-    ends = {t.file: _ends(t) for t in host_traces}
-    rows = []
-    for (step, replica), mine in whole.groupby(["step", "replica"]):
-        begin, end = int(mine["step_start_ns"].min()), int(mine["step_end_ns"].max())
-        first, length = int(mine["phase_start_ns"].iloc[0]), float(end - begin)
-        after = [
-            _after(ends.get(str(r["file"]), _NO_ENDS), first + int(r["phase_ns"]) + int(r["shift_ns"]), int(r["step_end_ns"]) + int(r["shift_ns"]))
-            for r in mine.to_dict("records")
-        ]
-        share = {"start-skew": (first - begin) / length, "pipeline": float(mine["phase_ns"].iloc[0]) / length}
-        share |= {part: float(np.mean([a[part] for a in after])) / length for part in ("reduce", "optimizer", "loss-broadcast")}
-        share["other"] = max(0.0, 1 - sum(share.values()))
-        rows.append({"step": step, "replica": replica} | share)
-    if not rows:
+    whole = stage_time[stage_time["complete"]].reset_index(drop=True)
+    if not len(whole):
         return {}
-    shares = pd.DataFrame(rows).drop(columns="replica").groupby("step").mean().median().clip(lower=0)
-    return {str(part): float(value / shares.sum()) for part, value in shares.items()}
+    whole = whole.join(_after(whole, {t.file: t for t in host_traces}))
+    cells = whole.groupby(["step", "replica"])
+    begin, length = cells["step_start_ns"].min(), (cells["step_end_ns"].max() - cells["step_start_ns"].min()).astype(float)
+    shares = pd.DataFrame({"start-skew": cells["phase_start_ns"].first() - begin, "pipeline": cells["phase_ns"].first()})
+    shares = shares.join(cells[list(_AFTER)].mean()).div(length, axis=0)
+    shares["other"] = (1 - shares.sum(axis=1)).clip(lower=0)
+    typical = shares.groupby("step").mean().median().clip(lower=0)
+    return {str(part): float(value / typical.sum()) for part, value in typical.items()}
 
 
-_Ends = dict[str, tuple[np.ndarray, np.ndarray]]
-_NO_ENDS: _Ends = {}
+_AFTER = ("reduce", "optimizer", "loss-broadcast")
 
 
-def _ends(trace: HostTrace) -> _Ends:
-    """Start and end of what comes after the phase: the optimizer, reductions, the broadcast of the loss."""
+def _after(whole: pd.DataFrame, traces: dict[str, HostTrace]) -> pd.DataFrame:
+    """Time in ns of each row, after the phase, in reductions, in the optimizer and in the broadcast of the loss; each a union, none counted twice."""
+    begin = (whole["phase_start_ns"] + whole["phase_ns"].astype(np.int64) + whole["shift_ns"]).to_numpy(np.int64)
+    end = (whole["step_end_ns"] + whole["shift_ns"]).to_numpy(np.int64)
+    out = pd.DataFrame(0.0, index=whole.index, columns=list(_AFTER))
+    for file, rows in whole.groupby("file", sort=False, observed=True).indices.items():
+        trace = traces.get(str(file))
+        if trace is None:
+            continue
+        rows = rows[np.argsort(begin[rows], kind="stable")]  # noqa: PLW2901
+        so_far, reached = np.zeros(0, np.int64), np.zeros(len(rows), np.int64)
+        for part, places in _parts_after(trace).items():
+            so_far = np.concatenate((so_far, places))
+            more = _within(begin[rows], end[rows], trace.start[so_far], trace.end[so_far])
+            out.loc[rows, part] = (more - reached).astype(float)
+            reached = more
+    return out
+
+
+def _parts_after(trace: HostTrace) -> dict[str, np.ndarray]:
+    """Where the optimizer, reductions and the broadcast of the loss stand in a trace, in the order in which they are counted."""
     collective, broadcast = np.asarray(trace.kind == "collective"), np.asarray(trace.name == "broadcast")
     masks = {"optimizer": np.asarray(trace.kind == "optimizer_step"), "reduce": collective & ~broadcast, "loss-broadcast": collective & broadcast}
-    return {part: (trace.start[mask], trace.end[mask]) for part, mask in masks.items()}
+    return {part: np.flatnonzero(mask) for part, mask in masks.items()}
 
 
-def _after(ends: _Ends, begin: int, end: int) -> dict[str, float]:
-    """Time in ns, after the phase, in the optimizer, in reductions and in the broadcast of the loss; each a union, none counted twice."""
-    out = dict.fromkeys(("optimizer", "reduce", "loss-broadcast"), 0.0)
-    so_far, length = (np.zeros(0, np.int64), np.zeros(0, np.int64)), 0
-    for part, (start, stop) in ends.items():
-        inside = (stop > begin) & (start < end)
-        so_far = tuple(np.concatenate(pair) for pair in zip(so_far, (np.maximum(start[inside], begin), np.minimum(stop[inside], end)), strict=True))  # type: ignore[assignment]
-        reached = union_ns(*so_far)
-        out[part], length = float(reached - length), reached
+def _within(begin: np.ndarray, end: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Length of the union of the intervals (start, stop) inside each span (begin, end), ns; spans in order, none over another."""
+    first = np.searchsorted(np.maximum.accumulate(end), start, side="right")
+    count = np.maximum(np.searchsorted(begin, stop, side="left") - first, 0)
+    which = np.repeat(np.arange(len(start)), count)
+    span = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    low, high = np.maximum(start[which], begin[span]), np.minimum(stop[which], end[span])
+    order = np.lexsort((low, span))
+    inside = (high > low)[order]
+    out = np.zeros(len(begin), np.int64)
+    if len(order):
+        lengths = union_by(span[order], low[order], high[order], inside)
+        out[: len(lengths)] = lengths
     return out

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from pipelog.replay.orders import Schedule
-from pipelog.replay.simulate import Costs, run
+from pipelog.replay.simulate import Costs, phases
 from pipelog.schedule import compute_order
-from pipelog.tables import CannotTell, table
+from pipelog.tables import CannotTell, by_ranks, counted, table
 from pipelog.tables.config import Config
 from pipelog.tables.durations import Durations, receives_first
 from pipelog.tables.steps import Steps
@@ -55,7 +55,7 @@ class Measured:
     def phases(self, costs: Costs, schedule: Schedule | None = None, p: int | None = None, m: int | None = None, v: int = 1) -> np.ndarray:
         """Length of the pipeline phase on other durations or under another schedule; sends block where the schedule is DeepSpeed's own."""
         other = schedule is not None and schedule != self.schedule
-        return run(schedule or self.schedule, costs, p or self.p, m or self.m, v, blocking=None if other else self.blocking).phase()
+        return phases(schedule or self.schedule, costs, p or self.p, m or self.m, v, blocking=None if other else self.blocking)
 
     @property
     def outside_ns(self) -> float:
@@ -79,7 +79,7 @@ def replay_order(durations: list[Durations], config: Config) -> Order:
     _, p, m = cells.forward.shape
     chosen = sample(13 * p * m, len(cells.step))
     costs, phase = costs_of(cells, chosen), cells.phase_ns[chosen]
-    misses = {b: float(np.median(np.abs(run(order, costs, p, m, blocking=b).phase() / phase - 1))) for b in (True, False)}
+    misses = {b: float(np.median(np.abs(phases(order, costs, p, m, blocking=b) / phase - 1))) for b in (True, False)}
     return Order(order, misses[True] <= misses[False] + _CLEARLY)
 
 
@@ -87,8 +87,11 @@ def costs_of(cells: Durations, chosen: np.ndarray | slice = slice(None)) -> Cost
     """The durations of some cells as costs, (cells, p, m). Recomputation, which traces show per step, in equal parts of the backward passes."""
     again = np.minimum(cells.recompute[chosen, :, None] / cells.backward.shape[-1], cells.backward[chosen])
     recompute = again if again.any() else 0
+    backward = cells.backward[chosen]
     return Costs(
-        backward=cells.backward[chosen] - recompute, recompute=recompute, **{kind: getattr(cells, name)[chosen] for kind, name in _FIELDS.items()}
+        backward=backward - recompute if again.any() else backward,
+        recompute=recompute,
+        **{kind: getattr(cells, name)[chosen] for kind, name in _FIELDS.items()},
     )
 
 
@@ -101,17 +104,21 @@ def sample(each: int, count: int) -> np.ndarray:
 def follows_schedule(cells: Durations, passes: pd.DataFrame) -> None:
     """Raises CannotTell where a recorded rank runs its passes in another order than 1F1B."""
     _, p, m = cells.forward.shape
-    stages = pd.DataFrame({"rank": cells.rank.ravel(), "stage": np.tile(np.arange(p), len(cells.rank))}).drop_duplicates("rank")
-    steps = passes["step"].where(passes["step"] >= 0, passes["window"])
-    mine = passes[steps.isin(cells.step)].merge(stages, on="rank")
-    mine["place"] = mine.groupby(["rank", "window"]).cumcount()
+    stage_of = np.full(int(cells.rank.max()) + 1, -1)
+    stage_of[cells.rank.ravel()] = np.tile(np.arange(p), len(cells.rank))
     wanted = np.array([[work == "forward" for work, _ in compute_order(s, p, m)] for s in range(p)])
-    mine = mine[mine["place"] < 2 * m]
-    same = wanted[mine["stage"].to_numpy(np.int64), mine["place"].to_numpy(np.int64)] == (mine["instruction"] == "forward").to_numpy()
-    if not same.all():
-        first = mine[~same].iloc[0]
-        place = f"{first['instruction']} pass {first['micro_batch']} of stage {first['stage']} in step {first['step']}"
-        raise CannotTell(f"the recorded passes are not in the order of 1F1B, first at the {place}: another schedule ran, and is not replayed")
+    for rows in by_ranks(passes):
+        rank, window, step = (rows[n].to_numpy(dtype=np.int64) for n in ("rank", "window", "step"))
+        known = np.isin(np.where(step >= 0, step, window), cells.step) & (rank < len(stage_of))
+        known &= stage_of[np.where(known, rank, 0)] >= 0
+        place = counted(rank - rank.min(), window)
+        mine = np.flatnonzero(known & (place < 2 * m))
+        forward = np.asarray(rows["instruction"] == "forward")[mine]
+        other = mine[wanted[stage_of[rank[mine]], place[mine]] != forward]
+        if len(other):
+            first = rows.iloc[int(other[0])]
+            where = f"{first['instruction']} pass {first['micro_batch']} of stage {stage_of[first['rank']]} in step {first['step']}"
+            raise CannotTell(f"the recorded passes are not in the order of 1F1B, first at the {where}: another schedule ran, and is not replayed")
 
 
 @table("measured", needs=("durations", "replay_order", "stage_time", "passes", "config"))
@@ -128,7 +135,8 @@ def measured(durations: list[Durations], replay_order: Order, stage_time: pd.Dat
     at = pd.Series(np.arange(len(cells.step)), index=[cells.step, cells.replica])
     chosen = at.loc[list(itertools.product(steps, replicas))].to_numpy()
     shape = (len(steps), len(replicas))
-    costs = costs_of(cells, chosen).each(lambda a: a.reshape(*shape, *a.shape[1:]))
+    every = np.array_equal(chosen, np.arange(len(cells.step)))  # as nearly always: then nothing is copied
+    costs = costs_of(cells, slice(None) if every else chosen).each(lambda a: a.reshape(*shape, *a.shape[1:]))
     rows = stage_time[stage_time["complete"]]
     lengths = (rows["step_end_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).max().reindex(steps).to_numpy(float)
     skew = (rows["phase_start_ns"] - rows["step_start_ns"]).groupby(rows["step"].to_numpy()).min().reindex(steps).median()

@@ -157,8 +157,8 @@ class Timeline:
     def of(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """(start, end) of the instructions of a kind, (…, places or edges, m).
 
-        A transfer starts when both sides are ready (blocking) or when it is sent. A send or receive begins with its start, its call comes
-        after its own idle time; under blocking it lasts until its transfer's end.
+        A transfer starts when both sides are ready (blocking) or when it is sent. A send or receive is here the idle time right before its
+        call, at whose end it calls; under blocking the call returns with the end of its transfer.
         """
         nodes = self.graph.nodes(kind)
         return np.moveaxis(self.start[nodes], (0, 1), (-2, -1)), np.moveaxis(self.end[nodes], (0, 1), (-2, -1))
@@ -208,3 +208,21 @@ def simulate(graph: Graph, costs: Costs) -> Timeline:
 def run(schedule: Schedule, costs: Costs, p: int, m: int, v: int = 1, *, blocking: bool | None = None) -> Timeline:
     """Simulate one schedule on durations, with only the instructions that take time in its graph."""
     return simulate(schedule_graph(schedule, p, m, v, blocking=blocking, kinds=costs.given()), costs)
+
+
+_AT_ONCE = 1 << 20
+"""Instructions times steps times replicas that are simulated together: their times take some 30 bytes each."""
+
+
+def phases(schedule: Schedule, costs: Costs, p: int, m: int, v: int = 1, *, blocking: bool | None = None) -> np.ndarray:
+    """Length of the pipeline phase, (…), as `run(…).phase()` gives it; of many steps one piece after another, for the sake of memory."""
+    graph = schedule_graph(schedule, p, m, v, blocking=blocking, kinds=costs.given())
+    lead = np.broadcast_shapes(*(np.shape(getattr(costs, f.name))[:-2] for f in fields(costs)))
+    each = max(1, int(_AT_ONCE // (len(graph.kind) * max(1, int(np.prod(lead[1:]))))))
+    if not lead or lead[0] <= each:
+        return simulate(graph, costs).phase()
+
+    def piece(first: int) -> Costs:
+        return costs.each(lambda a: a[first : first + each] if a.ndim == len(lead) + 2 and len(a) == lead[0] else a)
+
+    return np.concatenate([simulate(graph, piece(i)).phase() for i in range(0, lead[0], each)])

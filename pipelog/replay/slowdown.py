@@ -147,10 +147,10 @@ def of_traces(measured: Measured) -> Slowdown:
     A step is as long as its slowest replica. Replicas do not touch each other inside the phase, so one run with a stage idealised on all
     of them tells the effect of each of its workers too.
     """
-    line = _timeline(measured)
-    graph = line.graph
+    graph = schedule_graph(measured.schedule, measured.p, measured.m, blocking=measured.blocking, kinds=measured.costs.given())
     chosen = sample(len(graph.kind) * len(measured.replicas), len(measured.steps))
-    actual = line.durations[:, chosen].astype(float)
+    line = simulate(graph, measured.costs.each(lambda a: a[chosen]))
+    actual = line.durations.astype(float)
     names = np.array(KINDS)[graph.kind]
     best = ideal(actual, names, np.isin(names, COMPUTE))
     best[names == "load"] = 0.0  # a batch that is there already takes no time
@@ -178,11 +178,6 @@ def of_traces(measured: Measured) -> Slowdown:
     last = by_stage.get(measured.p - 1)
     of_last = mitigated(replayed, float(last[1].max(axis=1).mean()), ideal_ns) if last else None
     return Slowdown(None, "trace", len(measured.steps), float(measured.phase_ns.max(axis=1).mean()), replayed, ideal_ns, effects, of_last, None)
-
-
-def _timeline(measured: Measured) -> Timeline:
-    graph = schedule_graph(measured.schedule, measured.p, measured.m, blocking=measured.blocking, kinds=measured.costs.given())
-    return simulate(graph, measured.costs)
 
 
 def _exchanged(cells: np.ndarray, others: np.ndarray, replica: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,37 @@ def whole_numbers(column: pa.ChunkedArray) -> np.ndarray:
     """A column of integers as int64, -1 where it is null."""
     column = column if column.type == pa.int64() else column.cast(pa.int64())
     return np.asarray((pa.compute.fill_null(column, -1) if column.null_count else column).to_numpy())
+
+
+def by_ranks(rows: pd.DataFrame, most: int = 1 << 18) -> Iterator[pd.DataFrame]:
+    """The rows in pieces, in order of rank: all rows of one rank in one piece, and about *most* in each, since what is done to them takes memory."""
+    rank = rows["rank"].to_numpy()
+    order = np.argsort(rank, kind="stable")
+    borders = np.append(np.flatnonzero(np.concatenate((np.ones(min(1, len(rank)), bool), np.diff(rank[order]) != 0))), len(rank))
+    begin = 0
+    for end in borders[1:].tolist():
+        if end - begin >= most or end == len(rank):
+            yield rows.iloc[order[begin:end]]
+            begin = end
+
+
+def counted(*keys: np.ndarray) -> np.ndarray:
+    """How many rows with the same keys, whole numbers from 0, stand before each row."""
+    key = np.zeros(len(keys[0]), np.int64)
+    for part in keys:
+        key = key * (int(part.max(initial=0)) + 1) + part
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) != 0))) if len(key) else np.zeros(0, np.int64)
+    out = np.empty(len(key), np.int64)
+    out[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
+    return out
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Whole numbers in 32 bits where they fit: half the memory, where there are millions of them."""
+    small = not len(values) or (int(values.min()) >= np.iinfo(np.int32).min and int(values.max()) <= np.iinfo(np.int32).max)
+    return values.astype(np.int32) if small else values
 
 
 def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.events import Input
-from pipelog.tables import frame, of_kind, table
+from pipelog.tables import coded, frame, matching, of_kind, table
 
 _STRONG = frozenset({"launcher", "torchrun", "restart"})
 _OVER = frozenset({"exit-code", "exit-success"})
@@ -115,9 +115,8 @@ def _at_one_go(rows: pd.DataFrame) -> bool:
 def times_by_file(events: pa.Table) -> dict[str, pd.DataFrame]:
     """Line and time of every stamped row, by file; not of errors, which kernel logs have from long before the job, and error files in UTC."""
     stamped = events.select(["kind", "file", "line", "start_ns", "clock"])
-    clock, kind = stamped.column("clock").cast(pa.string()), stamped.column("kind").cast(pa.string())
-    keep = pa.compute.and_(pa.compute.is_in(clock, pa.array(["log", "utc"])), pa.compute.is_valid(stamped.column("start_ns")))
-    stamped = stamped.filter(pa.compute.and_(pa.compute.fill_null(keep, False), pa.compute.not_equal(kind, "error")))
+    of_log = matching(coded(stamped.column("clock")), ("log", "utc").__contains__) & ~matching(coded(stamped.column("kind")), "error".__eq__)
+    stamped = stamped.filter(pa.array(of_log & stamped.column("start_ns").is_valid().to_numpy()))
     data = pd.DataFrame(
         {
             "file": stamped.column("file").cast(pa.string()).to_pandas(),
@@ -229,8 +228,8 @@ def rows(events: pa.Table, attempts: Attempts) -> pa.Table:
         files = set(attempts.segments["file"])
         names = events.column("file").combine_chunks()
         codes = [i for i, n in enumerate(names.dictionary.to_pylist()) if n in files]
-        values = pa.array(np.zeros(events.num_rows, np.int16), mask=~np.isin(names.indices.to_numpy(zero_copy_only=False), codes))
-        return _with_attempt(events, values)
+        of_logs = np.isin(names.indices.to_numpy(zero_copy_only=False), codes)
+        return _with_attempt(events, pa.array(np.zeros(events.num_rows, np.int16), mask=~of_logs)) if of_logs.any() else events
     names = events.column("file").combine_chunks()
     file_code = names.indices.to_numpy(zero_copy_only=False)
     line = pa.compute.fill_null(events.column("line"), -1).to_numpy()

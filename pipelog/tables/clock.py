@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pandas as pd
 from pipelog.tables import table
 from pipelog.tables.device_work import RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
+from pipelog.tables.message_calls import Calls, of_device, of_host
 
 _ANOTHER_RUN_NS = 3600 * 10**9
 """Clocks an hour apart are no clocks: one of the traces is of another run."""
@@ -28,21 +30,53 @@ class Clocks:
     error_ns: int
 
 
-@table("clocks", needs=("host_traces", "device_traces"))
-def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> Clocks:
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Both come from the pairs of sends and receives, which are found once: see the tables `clocks` and `messages`."""
+
+    clocks: Clocks
+    messages: pd.DataFrame
+
+
+@table("matched", needs=("host_traces", "device_traces"))
+def matched(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> Matched:
+    """Sends with their receives, first in, first out, and the clocks that they tie."""
+    found = _pairs(host_traces, device_traces)
+    known = _tied(host_traces, found)
+    return Matched(known, _on_one_clock(found, known))
+
+
+@table("clocks", needs=("matched",))
+def clocks(matched: Matched) -> Clocks:
     """Ranks of one host share a clock. Others are tied by causality: a message is not received before it is sent.
 
     For clocks A and B with messages both ways the offset o of B lies in [max(send_B - end_A), min(end_B - send_A)]; the middle is
     taken, half the width is the error (as in NTP). Pipelines send both ways over every edge: activations down, gradients up. Traces
     that an offset of more than an hour would tie are of two runs and stay apart.
     """
+    return matched.clocks
+
+
+@table("messages", needs=("matched",))
+def messages(matched: Matched) -> pd.DataFrame:
+    """Matched p2p messages: step, source, target (ranks), number (in its step and direction), bytes, and times on the reference clock.
+
+    send_ns, send_end_ns, receive_ns, receive_end_ns: the calls from their beginning to the end of their wait; on a device the kernels. transfer_ns: from the
+    later of the two calls to the end of the receive, the time that the message really took (waiting for the other side left out).
+    gap_ns: idle time on the sender right before its call (a late send). on_device: timed by kernels, not by the host's waits. Matched first in, first out per direction and step; steps
+    in which the counts of the two sides differ are left out.
+    """
+    return matched.messages
+
+
+def _tied(host_traces: list[HostTrace], pairs: pd.DataFrame) -> Clocks:
     if not host_traces:
         return Clocks(None, {}, 0)
     first = min(host_traces, key=lambda t: t.rank).clock
     known = {first: 0}
     if len({t.clock for t in host_traces}) == 1:
         return Clocks(first, known, 0)
-    bounds = _bounds(_pairs(host_traces, device_traces))
+    bounds = _bounds(pairs)
     worst, queue = 0, deque([first])
     while queue:
         a = queue.popleft()
@@ -58,53 +92,69 @@ def clocks(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) 
 
 def _bounds(pairs: pd.DataFrame) -> dict[tuple[str, str], int]:
     """(A, B) → min over messages from A to B of (end of the receive on B's clock - start of the send on A's)."""
-    least = (pairs["receive_end_ns"] - pairs["send_ns"]).groupby([pairs["clock"], pairs["clock_r"]]).min()
-    return {(str(a), str(b)): int(value) for (a, b), value in least.items() if a != b}
+    if not len(pairs):
+        return {}
+    a, b = pairs["clock"].cat, pairs["clock_r"].cat
+    words, most = a.categories, np.iinfo(np.int64).max
+    least = np.full(len(words) ** 2, most)
+    which = a.codes.to_numpy(dtype=np.int64) * len(words) + b.codes.to_numpy(dtype=np.int64)
+    np.minimum.at(least, which, (pairs["receive_end_ns"] - pairs["send_ns"]).to_numpy(dtype=np.int64))
+    found = ((*divmod(int(i), len(words)), int(least[i])) for i in np.flatnonzero(least < most))
+    return {(str(words[i]), str(words[j])): value for i, j, value in found if i != j}
 
 
-@table("messages", needs=("host_traces", "device_traces", "clocks"))
-def messages(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks) -> pd.DataFrame:
-    """Matched p2p messages: step, source, target (ranks), number (in its step and direction), bytes, and times on the reference clock.
-
-    send_ns, send_end_ns, receive_ns, receive_end_ns: the calls from their beginning to the end of their wait; on a device the kernels. transfer_ns: from the
-    later of the two calls to the end of the receive, the time that the message really took (waiting for the other side left out).
-    gap_ns: idle time on the sender right before its call (a late send). on_device: timed by kernels, not by the host's waits. Matched first in, first out per direction and step; steps
-    in which the counts of the two sides differ are left out.
-    """
-    found = _pairs(host_traces, device_traces)
-    if not len(found):
-        return found.assign(transfer_ns=pd.Series(dtype="int64"))
-    found = found[found["clock"].isin(clocks.offset_ns) & found["clock_r"].isin(clocks.offset_ns)].copy()
+def _on_one_clock(pairs: pd.DataFrame, known: Clocks) -> pd.DataFrame:
+    """The pairs between clocks that are tied, their times on the reference clock."""
+    if not len(pairs):
+        return pairs.assign(transfer_ns=pd.Series(dtype="int64"))
+    words = pairs["clock"].cat.categories
+    shift = np.array([known.offset_ns.get(str(word), 0) for word in words], np.int64)
+    tied = np.array([str(word) in known.offset_ns for word in words])
+    good = tied[pairs["clock"].cat.codes] & tied[pairs["clock_r"].cat.codes]
+    found = pairs if good.all() else pairs[good].reset_index(drop=True)
     for side, names in (("clock", ("send_ns", "send_end_ns")), ("clock_r", ("receive_ns", "receive_end_ns"))):
-        shift = found[side].map(clocks.offset_ns).astype("int64")
         for name in names:
-            found[name] -= shift
+            found[name] -= shift[found[side].cat.codes]
     ready = np.maximum(found["send_ns"], found["receive_ns"])
-    return found.assign(transfer_ns=np.maximum(found["receive_end_ns"] - ready, 0)).reset_index(drop=True)
+    found["transfer_ns"] = np.maximum(found["receive_end_ns"] - ready, 0)
+    return found
+
+
+_SENT = {"call_ns": "send_ns", "end_ns": "send_end_ns", "gap_ns": "gap_ns", "size": "bytes", "line": "line"}
+_RECEIVED = {"call_ns": "receive_ns", "end_ns": "receive_end_ns"}
 
 
 def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> pd.DataFrame:
     """Sends joined with their receives; times on each side's own clock."""
-    sends, receives = [], []
+    sent: list[Calls] = []
+    received: list[Calls] = []
     for i, trace in enumerate(host_traces):
         device = device_traces.get(trace.file)
-        on_device = device is not None and np.isin(device.group, (SEND, RECEIVE)).any()
-        made = _of_device(trace, device) if device is not None and on_device else _of_host(trace)
-        made = made[made["peer"] >= 0].assign(rank=trace.rank, trace=i, on_device=bool(on_device))
-        made["step"] = np.array([w[0] for w in trace.windows], np.int64)[made["window"].to_numpy()]
-        sends.append(made[made["sends"]].drop(columns="sends"))
-        receives.append(made[~made["sends"]].drop(columns="sends"))
-    left = pd.concat(sends, ignore_index=True) if sends else pd.DataFrame()
-    right = pd.concat(receives, ignore_index=True) if receives else pd.DataFrame()
-    if not len(left) or not len(right):
+        on_device = device is not None and bool(np.isin(device.group, (SEND, RECEIVE)).any())
+        calls = of_device(trace, device) if device is not None and on_device else of_host(trace)
+        known = calls["peer"] >= 0
+        for side, wanted, mine in ((sent, _SENT, known & calls["sends"]), (received, _RECEIVED, known & ~calls["sends"])):
+            of = {"rank": np.int32(trace.rank), "trace": np.int32(i), "on_device": np.bool_(on_device)}
+            count = int(mine.sum())
+            side.append({n: calls[n][mine] for n in ("step", "peer", *wanted)} | {n: np.full(count, value) for n, value in of.items()})
+    left, right = _in_one(sent), _in_one(received)
+    if not len(left.get("step", ())) or not len(right.get("step", ())):
         return pd.DataFrame({c: pd.Series(dtype="int64") for c in _MESSAGE})
-    for frame in (left, right):  # without step numbers the windows are counted
-        frame["step"] = np.where(frame["step"] < 0, frame["window"], frame["step"])
-    made = _matched(left.rename(columns={"rank": "source", "peer": "target"}), right.rename(columns={"rank": "target", "peer": "source"}))
+    ours, theirs, number = _in_turn(left, right)
+    made: dict[str, Any] = {"step": left["step"][ours], "source": left["rank"][ours], "target": left["peer"][ours], "number": number}
+    made |= {name: left[own][ours] for own, name in _SENT.items()} | {name: right[own][theirs] for own, name in _RECEIVED.items()}
+    made["on_device"] = left["on_device"][ours]
     codes, clocks = pd.factorize(np.array([t.clock for t in host_traces], object))
-    words = {"file": pd.Categorical.from_codes(made["trace"], [t.file for t in host_traces])}  # words once, however many messages there are
-    words |= {name: pd.Categorical.from_codes(codes[made[of]], clocks) for name, of in (("clock", "trace"), ("clock_r", "trace_r"))}
-    return made.assign(**words)[_MESSAGE]
+    # words once, however many messages there are
+    made["file"] = pd.Categorical.from_codes(left["trace"][ours], pd.Index([t.file for t in host_traces], dtype=object))
+    for column, traces in (("clock", left["trace"][ours]), ("clock_r", right["trace"][theirs])):
+        made[column] = pd.Categorical.from_codes(codes[traces], clocks)
+    return pd.DataFrame({name: made.pop(name) for name in _MESSAGE}, copy=False)
+
+
+def _in_one(parts: list[Calls]) -> Calls:
+    """The calls of all traces, one trace after another."""
+    return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0] if parts else ())}
 
 
 _MESSAGE = [
@@ -113,60 +163,21 @@ _MESSAGE = [
 ]  # fmt: skip
 
 
-def _matched(sends: pd.DataFrame, receives: pd.DataFrame) -> pd.DataFrame:
-    """Sends beside their receives, first in, first out, of the steps and directions in which both sides made as many.
+def _in_turn(sends: Calls, receives: Calls) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places of sends and of their receives, first in, first out, of the steps and directions in which both sides made as many; and their number.
 
     Both sides in order of step, source, target and call: then the n-th of one side is the n-th of the other, and nothing has to be joined.
     """
-    ranks = int(max(f[n].max() for f in (sends, receives) for n in ("source", "target"))) + 1
-    sides = []
-    for side in (sends, receives):
-        step, source, target = (side[n].to_numpy(dtype=np.int64) for n in ("step", "source", "target"))
-        key = (step * ranks + source) * ranks + target
-        order = np.lexsort((side["call_ns"].to_numpy(dtype=np.int64), key))
-        sides.append((side, order, key[order], *np.unique(key[order], return_counts=True)))
-    both, at, other = np.intersect1d(sides[0][3], sides[1][3], assume_unique=True, return_indices=True)
-    good = both[sides[0][4][at] == sides[1][4][other]]
-    (left, keys), (right, _) = ((side.iloc[order[mask := np.isin(key, good)]], key[mask]) for side, order, key, _, _ in sides)
+    ranks = int(max(int(side[n].max()) for side in (sends, receives) for n in ("rank", "peer"))) + 1
+    ordered = []
+    for side, source, target in ((sends, "rank", "peer"), (receives, "peer", "rank")):
+        key = (side["step"].astype(np.int64) * ranks + side[source]) * ranks + side[target]
+        order = np.lexsort((side["call_ns"], key))
+        ordered.append((order, key[order], *np.unique(key[order], return_counts=True)))
+    both, at, other = np.intersect1d(ordered[0][2], ordered[1][2], assume_unique=True, return_indices=True)
+    good = both[ordered[0][3][at] == ordered[1][3][other]]
+    masks = [np.isin(keys, good) for _, keys, _, _ in ordered]
+    (ours, keys), (theirs, _) = ((order[mask], key[mask]) for (order, key, _, _), mask in zip(ordered, masks, strict=True))
     first = np.flatnonzero(np.concatenate(([True], np.diff(keys) != 0))) if len(keys) else np.zeros(0, np.int64)
-    number = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
-    taken = {"receive_ns": right["call_ns"], "receive_end_ns": right["end_ns"], "trace_r": right["trace"]}
-    made = left.rename(columns={"call_ns": "send_ns", "end_ns": "send_end_ns"})
-    return made.assign(number=number, **{name: column.to_numpy() for name, column in taken.items()}).reset_index(drop=True)
-
-
-def _of_host(trace: HostTrace) -> pd.DataFrame:
-    """Gloo's waits: from the call to the end of the wait."""
-    places = np.flatnonzero(trace.kind.isin(("send", "recv")))
-    call = np.where(trace.launch[places] > 0, trace.launch[places], trace.start[places])
-    rows = {
-        "window": trace.window_of(trace.start[places]),
-        "sends": np.asarray(trace.kind[places] == "send"),
-        "peer": trace.peer[places],
-        "call_ns": call,
-    }
-    rows |= {"end_ns": trace.end[places], "gap_ns": _gap_before(trace, call), "bytes": trace.size[places], "line": trace.line[places]}
-    found = pd.DataFrame(rows)
-    return found[found["window"] >= 0]
-
-
-def _of_device(trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
-    """Send and receive kernels; the step is that of their launch."""
-    places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
-    rows = {
-        "window": trace.window_of(device.launch[places]),
-        "sends": device.group[places] == SEND,
-        "peer": device.peer[places],
-        "call_ns": device.start[places],
-    }
-    rows |= {"end_ns": device.end[places], "gap_ns": device.idle_before(places), "bytes": device.size[places], "line": device.line[places]}
-    found = pd.DataFrame(rows)
-    return found[found["window"] >= 0]
-
-
-def _gap_before(trace: HostTrace, calls: np.ndarray) -> np.ndarray:
-    """Time since anything ended on the main thread before each call."""
-    use = trace.main & trace.kind.isin(("cpu_op", "send", "recv", "collective", "data_load"))
-    start, end = trace.start[use], np.maximum.accumulate(trace.end[use])
-    before = np.searchsorted(start, calls, side="left") - 1
-    return np.where(before >= 0, np.maximum(calls - end[np.maximum(before, 0)], 0), 0)
+    number = np.arange(len(keys), dtype=np.int32) - np.repeat(first, np.diff(np.append(first, len(keys)))).astype(np.int32)
+    return ours, theirs, number

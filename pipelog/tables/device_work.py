@@ -54,7 +54,7 @@ _USED = ["file", "kind", "device", "start_ns", "dur_ns", "launch_ns", "peer", "b
 @table("device_traces", needs=("placed",))
 def device_traces(placed: pa.Table) -> dict[str, DeviceTrace]:
     """By file, for traces that hold device work; copies and fills are left out."""
-    rows = on_gpu(of_kind(placed.select(_USED), *_GROUPS))
+    rows = of_kind(on_gpu(placed.select(_USED)), *_GROUPS)
     if not rows.num_rows:
         return {}
     file, kind = coded(rows.column("file")), coded(rows.column("kind"))

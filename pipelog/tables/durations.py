@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from pipelog.tables import CannotTell, table
+from pipelog.tables import CannotTell, by_ranks, table
 from pipelog.tables.config import Config
 from pipelog.tables.steps import version_tuple
 from pipelog.tables.topology import Topology
@@ -52,6 +52,12 @@ def passes(instructions: pd.DataFrame, topology: Topology) -> pd.DataFrame:
     """
     if not len(instructions):
         return pd.DataFrame(columns=PASSES)
+    loading = [r for s in (0, (topology.pp or 1) - 1) for r in topology.ranks_of(s)]
+    return pd.concat([_passes_of(rows, loading) for rows in by_ranks(instructions)], ignore_index=True)
+
+
+def _passes_of(instructions: pd.DataFrame, loading: list[int]) -> pd.DataFrame:
+    """The passes of some ranks; *loading*: those that get batches."""
     rank, window = (instructions[n].to_numpy(dtype=np.int64) for n in ("rank", "window"))
     begun = instructions["start_ns"].to_numpy(dtype=np.int64)
     order = np.lexsort((begun, window, rank))
@@ -64,12 +70,11 @@ def passes(instructions: pd.DataFrame, topology: Topology) -> pd.DataFrame:
     forward, backward, named = (codes == places.get(word, -2) for word in ("forward", "backward", "load_micro_batch"))
     before = np.concatenate(([False], named[:-1])) & ~new
     load = np.where(before, np.concatenate(([0], (end - start)[:-1])), 0).astype(float)
-    loading = [r for s in (0, (topology.pp or 1) - 1) for r in topology.ranks_of(s)]
     from_gap = forward & np.isin(rank[order], loading) & ~np.logical_or.reduceat(named, np.flatnonzero(new))[group]
     load, gap = np.where(from_gap, gap, load), np.where(from_gap, 0, gap)
     work = forward | backward
     told = instructions.iloc[order[work]]
-    return told.assign(dur_ns=(end - start)[work], gap_ns=gap[work], load_ns=load[work])[PASSES].reset_index(drop=True)
+    return told.assign(dur_ns=(end - start)[work], gap_ns=gap[work], load_ns=load[work])[PASSES]
 
 
 def _reached(start: np.ndarray, end: np.ndarray, new: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -94,18 +99,33 @@ def durations(passes: pd.DataFrame, stage_time: pd.DataFrame, messages: pd.DataF
     whole = whole[good].sort_values(["step", "replica", "stage"], kind="stable")
     if not len(whole):
         raise CannotTell("the recorded stages do not show the same number of micro-batches")
-    numbered = passes.assign(step=passes["step"].where(passes["step"] >= 0, passes["window"]))
     counts = whole["micro_batches"].value_counts()
-    return [_of_shape(whole[whole["micro_batches"] == m], numbered, messages, p, int(m)) for m in counts.index]
+    return [_of_shape(whole[whole["micro_batches"] == m], passes, messages, p, int(m)) for m in counts.index]
+
+
+class _Cells:
+    """Where the row of a step and rank stands in arrays of cells: its cell, and its stage; -1 where it is in none."""
+
+    def __init__(self, cells: pd.DataFrame, p: int) -> None:
+        step, rank = (cells[n].to_numpy(dtype=np.int64) for n in ("step", "rank"))
+        self._steps = np.unique(step)
+        self._cell = np.full((len(self._steps), int(rank.max()) + 1), -1, np.int32)
+        self._cell[np.searchsorted(self._steps, step), rank] = np.arange(len(cells)) // p
+        self._stage = np.full(int(rank.max()) + 1, -1, np.int32)
+        self._stage[rank] = np.arange(len(cells)) % p
+
+    def of(self, step: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cell, stage) of each row."""
+        at = np.minimum(np.searchsorted(self._steps, step), len(self._steps) - 1)
+        known = (self._steps[at] == step) & (rank >= 0) & (rank < len(self._stage))
+        rank = np.where(known, rank, 0)
+        return np.where(known, self._cell[at, rank], -1), self._stage[rank]
 
 
 def _of_shape(cells: pd.DataFrame, passes: pd.DataFrame, messages: pd.DataFrame, p: int, m: int) -> Durations:
     count = len(cells) // p
     rank = cells["rank"].to_numpy(dtype=np.int64).reshape(count, p)
-    places = pd.DataFrame(
-        {"step": cells["step"], "rank": cells["rank"], "cell": np.repeat(np.arange(count), p), "stage": np.tile(np.arange(p), count)}
-    )
-    places = places.astype(np.int64)
+    places = _Cells(cells, p)
     made = dict(_passes(places, passes, (count, p, m))) | dict(_transfers(places, messages, (count, p - 1, m)))
     first = cells.iloc[::p]
     return Durations(
@@ -114,35 +134,38 @@ def _of_shape(cells: pd.DataFrame, passes: pd.DataFrame, messages: pd.DataFrame,
     )  # fmt: skip
 
 
-def _passes(places: pd.DataFrame, passes: pd.DataFrame, shape: tuple[int, int, int]) -> Iterator[tuple[str, np.ndarray]]:
-    mine = passes[passes["micro_batch"] < shape[2]].drop_duplicates(["step", "rank", "instruction", "micro_batch"])
-    mine = mine.astype({"step": np.int64, "rank": np.int64}).merge(places, on=["step", "rank"])
+def _passes(places: _Cells, passes: pd.DataFrame, shape: tuple[int, int, int]) -> Iterator[tuple[str, np.ndarray]]:
+    """The first of several passes of one kind and micro-batch counts: those of a copy of a trace, or of a second window, are as good."""
+    step = passes["step"].to_numpy(dtype=np.int64)
+    step = np.where(step >= 0, step, passes["window"].to_numpy(dtype=np.int64))
+    number = passes["micro_batch"].to_numpy(dtype=np.int64)
+    cell, stage = places.of(step, passes["rank"].to_numpy(dtype=np.int64))
+    codes, words = pd.factorize(passes["instruction"])
     for word in ("forward", "backward"):
-        rows = mine[mine["instruction"] == word]
-        at = tuple(rows[n].to_numpy(dtype=np.int64) for n in ("cell", "stage", "micro_batch"))
+        rows = np.flatnonzero((cell >= 0) & (number < shape[2]) & (codes == next((i for i, w in enumerate(words) if w == word), -2)))[::-1]
+        at = cell[rows], stage[rows], number[rows]
         wanted = {word: "dur_ns", f"before_{word}": "gap_ns"} | ({"load": "load_ns"} if word == "forward" else {})
         for name, column in wanted.items():
             out = np.zeros(shape)
-            out[at] = rows[column].to_numpy(dtype=float)
+            out[at] = passes[column].to_numpy(dtype=float)[rows]
             yield name, out
 
 
-def _transfers(places: pd.DataFrame, messages: pd.DataFrame, shape: tuple[int, int, int]) -> Iterator[tuple[str, np.ndarray]]:
+def _transfers(places: _Cells, messages: pd.DataFrame, shape: tuple[int, int, int]) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of one message (a tuple between stages) are added up; edges whose messages are no multiple of m stay zero."""
-    columns = ["step", "source", "target", "number", "transfer_ns", "gap_ns"]
-    mine = messages[columns].astype({"step": np.int64, "source": np.int64, "target": np.int64})
-    for side in ("source", "target"):
-        mine = mine.merge(places.rename(columns={"rank": side, "cell": f"cell_{side}", "stage": f"stage_{side}"}), on=["step", side])
-    mine = mine[mine["cell_source"] == mine["cell_target"]]
+    step = messages["step"].to_numpy(dtype=np.int64)
+    (cell, source), (other, target) = (places.of(step, messages[side].to_numpy(dtype=np.int64)) for side in ("source", "target"))
     for down, name in ((1, "activation"), (-1, "grad")):
-        rows = mine[mine["stage_target"] - mine["stage_source"] == down]
-        counts = rows.groupby(["cell_source", "stage_source"])["number"].transform("size").to_numpy(dtype=np.int64)
-        rows, counts = rows[counts % shape[2] == 0], counts[counts % shape[2] == 0]
-        edge = rows[["stage_source", "stage_target"]].min(axis=1).to_numpy(dtype=np.int64)
-        at = (rows["cell_source"].to_numpy(dtype=np.int64), edge, rows["number"].to_numpy(dtype=np.int64) // np.maximum(counts // shape[2], 1))
+        rows = np.flatnonzero((cell >= 0) & (cell == other) & (target - source == down))
+        edge, of = np.minimum(source[rows], target[rows]), cell[rows]
+        counts = np.zeros(shape[:2], np.int64)
+        np.add.at(counts, (of, edge), 1)
+        even = counts[of, edge] % shape[2] == 0
+        rows, edge, of = rows[even], edge[even], of[even]
+        at = of, edge, messages["number"].to_numpy(dtype=np.int64)[rows] // np.maximum(counts[of, edge] // shape[2], 1)
         for made, column in ((name, "transfer_ns"), (f"before_send_{name}", "gap_ns")):
             out = np.zeros(shape)
-            np.add.at(out, at, rows[column].to_numpy(dtype=float))
+            np.add.at(out, at, messages[column].to_numpy(dtype=float)[rows])
             yield made, out
 
 

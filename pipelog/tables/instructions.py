@@ -6,13 +6,14 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from pipelog.parsers.trace_host import BACKWARD, P2P_CALLS
-from pipelog.tables import coded, grouped, matching, of_kind, table, where, whole_numbers
+from pipelog.tables import coded, counted, matching, narrow, table, whole_numbers
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 
 COLUMNS = ["file", "rank", "window", "step", "instruction", "micro_batch", "start_ns", "end_ns", "line", "source"]
@@ -99,28 +100,75 @@ def host_traces(placed: pa.Table) -> list[HostTrace]:
     A rank may have several files, one a cycle of the profiler's schedule. A copy of a file counts once. A folder may hold two runs: of
     windows of one step on one clock that do not overlap in time the latest counts, since no rank is a whole step ahead of another.
     """
-    rows = of_kind(placed.select(_USED), *_KINDS)
-    rows = where(rows, np.asarray(coded(rows.column("device")) == "cpu"))
+    rows = placed.select(_USED)
     if not rows.num_rows:
         return []
-    words = {n: coded(rows.column(n)) for n in ("file", "kind", "name", "stream", "clock")}
-    numbers = {n: whole_numbers(rows.column(n)) for n in ("rank", "start_ns", "dur_ns", "line", "peer", "bytes", "launch_ns")}
-    value = pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()
-    known = np.flatnonzero(numbers["rank"] >= 0)
-    out = []
-    for mine in grouped(words["file"].codes, known, (-numbers["dur_ns"], numbers["start_ns"])):
-        kind, thread = words["kind"][mine], words["stream"][mine]
-        start = numbers["start_ns"][mine]
-        end = start + numbers["dur_ns"][mine]
-        clock = words["clock"][mine[0]]
-        out.append(
-            HostTrace(
-                str(words["file"][mine[0]]), int(numbers["rank"][mine[0]]), clock if isinstance(clock, str) else "None", kind, words["name"][mine],
-                start, end, numbers["line"][mine], value[mine], numbers["peer"][mine], numbers["bytes"][mine], numbers["launch_ns"][mine],
-                _on_main(kind, thread), _windows(kind, start, end, value[mine]),
-            )
-        )  # fmt: skip
-    return _apart(out)
+    files = coded(rows.column("file")).codes
+    borders = np.concatenate(([0], np.flatnonzero(np.diff(files)) + 1, [len(files)]))
+    if len(np.unique(files[borders[:-1]])) < len(borders) - 1:  # the reader puts one file after another, a table of others may not
+        rows = rows.take(pa.array(np.argsort(files, kind="stable")))
+        borders = np.concatenate(([0], np.cumsum(np.unique(files, return_counts=True)[1])))
+    wanted = np.asarray(coded(rows.column("kind")).isin(_KINDS)) & np.asarray(coded(rows.column("device")) == "cpu")
+    found = (_of_file(rows.slice(a, b - a), np.flatnonzero(wanted[a:b])) for a, b in itertools.pairwise(borders.tolist()))
+    return _apart([trace for trace in found if trace is not None])
+
+
+def _of_file(rows: pa.Table, places: np.ndarray) -> HostTrace | None:
+    """The rows of one file at *places*; null where none of them has a rank."""
+    if not len(places):
+        return None
+    rank = whole_numbers(rows.column("rank"))[places]
+    places, rank = places[rank >= 0], rank[rank >= 0]
+    if not len(places):
+        return None
+    start, length = (whole_numbers(rows.column(n))[places] for n in ("start_ns", "dur_ns"))
+    order = _by_start(start, length)
+    places, start, end = places[order], start[order], (start + length)[order]
+    kind, name, thread, clock = (_words(rows.column(n), places) for n in ("kind", "name", "stream", "clock"))
+    line, peer, size, launch = (narrow(whole_numbers(rows.column(n))[places]) for n in ("line", "peer", "bytes", "launch_ns"))
+    value = narrow(pa.compute.fill_null(rows.column("value"), -1.0).to_numpy()[places].astype(np.int64))
+    main, windows = _on_main(kind, thread), _windows(kind, start, end, value)
+    told = str(clock[0]) if isinstance(clock[0], str) else "None"
+    file = rows.column("file")[0].as_py()
+    whole = HostTrace(file, int(rank[order[0]]), told, kind, name, start, end, line, value, peer, size, launch, main, windows)
+    return _without_calls(whole)
+
+
+def _by_start(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The order of start, the longest first of those that start together: what holds others comes before them."""
+    order = np.argsort(start, kind="stable")
+    same = start[order[1:]] == start[order[:-1]]
+    alike = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
+    among = order[alike]
+    order[alike] = among[np.lexsort((-length[among], start[among]))]
+    return order
+
+
+def _words(column: pa.ChunkedArray, places: np.ndarray) -> pd.Categorical:
+    """The words at *places*, with those alone that occur there: a job has many files, and each few of all the words."""
+    whole = column.unify_dictionaries().combine_chunks() if column.num_chunks > 1 else column.chunk(0)
+    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+    codes = pa.compute.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)[places]
+    seen = np.zeros(len(whole.dictionary) + 1, bool)
+    seen[codes] = True
+    used = np.flatnonzero(seen[:-1])
+    number = np.full(len(seen), -1, np.int32)
+    number[used] = np.arange(len(used))
+    return pd.Categorical.from_codes(number[codes], pd.Index(whole.dictionary.take(pa.array(used)).to_pylist(), dtype=object))
+
+
+def _without_calls(trace: HostTrace) -> HostTrace:
+    """Without the calls of messages where their waits were recorded too (gloo): these are the messages, and know the peer."""
+    calls = _calls(trace)
+    if not calls.any() or not (trace.kind.isin(("send", "recv")) & trace.main).any():
+        return trace
+    columns = ("kind", "name", "start", "end", "line", "sequence", "peer", "size", "launch", "main")
+    return replace(trace, **{name: getattr(trace, name)[~calls] for name in columns})
+
+
+def _calls(trace: HostTrace) -> np.ndarray:
+    """Which rows are calls of c10d's send and receive."""
+    return np.asarray(np.asarray(trace.kind == "comm_call") & matching(trace.name, P2P_CALLS.__contains__))
 
 
 def _apart(traces: list[HostTrace]) -> list[HostTrace]:
@@ -174,48 +222,73 @@ def instructions(host_traces: list[HostTrace], device_traces: dict[str, DeviceTr
     In a trace with device work a pass is what the device does for it: from the first start to the last end of the kernels that were
     launched in it; messages are the device's too.
     """
-    parts, sources = [], []
+    pieces: list[Found] = []
+    small: list[Found] = []
+    files: list[str] = []
     for trace in host_traces:
-        for source, read in (("annotation", _from_annotations), ("stack", _from_frames), ("operators", _from_operators)):
-            found = read(trace)
-            if found is None:
-                continue
-            device = device_traces.get(trace.file)
-            if device is not None and (device.group == COMPUTE).any():
-                found = _on_device(found, trace, device)
-            if {"forward", "backward"} <= set(found["instruction"].unique()):
-                parts.append((trace.file, found))
-                sources.append(source)
-                break
-    if not parts:
+        found = _read(trace, device_traces.get(trace.file))
+        if found is None:
+            continue
+        small.append(found | {"file": np.full(len(found["line"]), len(files), np.int32)})
+        files.append(trace.file)
+        if sum(len(part["line"]) for part in small) >= _PIECE:
+            pieces, small = [*pieces, _joined(small)], []
+    pieces += [_joined(small)] if small else []
+    if not pieces:
         return pd.DataFrame(columns=COLUMNS)
-    of = np.repeat(np.arange(len(parts)), [len(found) for _, found in parts])
-    files = pd.Categorical.from_codes(of, pd.Index([file for file, _ in parts], dtype=object))  # words once, however many rows there are
-    return pd.concat([found for _, found in parts], ignore_index=True).assign(file=files, source=pd.Categorical(sources)[of])[COLUMNS]
+    whole: dict[str, Any] = _joined(pieces)
+    whole["file"] = pd.Categorical.from_codes(whole["file"], pd.Index(files, dtype=object))  # words once, however many rows there are
+    for name, dtype in (("instruction", INSTRUCTION), ("source", _SOURCE)):
+        whole[name] = pd.Categorical.from_codes(whole[name], dtype=dtype)
+    return pd.DataFrame(whole, copy=False)
 
 
-def _on_device(found: pd.DataFrame, trace: HostTrace, device: DeviceTrace) -> pd.DataFrame:
+Found = dict[str, np.ndarray]
+"""Instructions of a trace: the columns of `instructions`, words as their codes."""
+_PIECE = 1 << 19
+_SOURCE = pd.CategoricalDtype(pd.Index(["annotation", "stack", "operators"], dtype=object))
+
+
+def _read(trace: HostTrace, device: DeviceTrace | None) -> Found | None:
+    """The instructions of one trace from the best source that shows passes both ways."""
+    for code, read in enumerate((_from_annotations, _from_frames, _from_operators)):
+        found = read(trace)
+        if found is None:
+            continue
+        if device is not None and (device.group == COMPUTE).any():
+            found = _on_device(found, trace, device)
+        if _both_ways(found["instruction"]):
+            return found | {"source": np.full(len(found["line"]), code, np.int8)}
+    return None
+
+
+def _both_ways(codes: np.ndarray) -> bool:
+    return bool((codes == _CODE["forward"]).any() and (codes == _CODE["backward"]).any())
+
+
+def _joined(parts: list[Found]) -> Found:
+    """The parts one after another, column after column, each of which leaves its part: no two copies of the whole are held."""
+    return {name: np.concatenate([found.pop(name) for found in parts]) for name in COLUMNS}
+
+
+def _on_device(found: Found, trace: HostTrace, device: DeviceTrace) -> Found:
     """Passes and messages in the device's time; what the host does beside them (loads, the optimizer) is left out."""
-    passes = found[found["instruction"].isin(("forward", "backward"))]
-    first, last = device.extents(passes["start_ns"].to_numpy(), passes["end_ns"].to_numpy())
-    passes = passes.assign(start_ns=first, end_ns=last)[first >= 0]
+    work = np.isin(found["instruction"], (_CODE["forward"], _CODE["backward"]))
+    passes = {name: values[work] for name, values in found.items()}
+    first, last = device.extents(passes["start_ns"], passes["end_ns"])
+    passes = {name: values[first >= 0] for name, values in (passes | {"start_ns": first, "end_ns": last}).items()}
     places = np.flatnonzero(np.isin(device.group, (SEND, RECEIVE)))
     window = trace.window_of(device.launch[places])
     places, window = places[window >= 0], window[window >= 0]
     ways = np.where(device.group[places] == SEND, _CODE["send"], _CODE["recv"]).astype(np.int8)
-    messages = pd.DataFrame(
-        {
-            "window": window,
-            "instruction": pd.Categorical.from_codes(ways, dtype=INSTRUCTION),
-            "start_ns": device.start[places],
-            "end_ns": device.end[places],
-            "line": device.line[places],
-        }
-    )
-    return pd.concat([passes, _finished(messages, trace)], ignore_index=True).sort_values("start_ns", kind="stable")
+    times = {"start_ns": device.start[places], "end_ns": device.end[places], "line": device.line[places]}
+    messages = _finished({"window": window, "instruction": ways} | times, trace)
+    both = {name: np.concatenate((values, messages[name])) for name, values in passes.items()}
+    order = np.argsort(both["start_ns"], kind="stable")
+    return {name: values[order] for name, values in both.items()}
 
 
-def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None]) -> pd.DataFrame | None:
+def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None]) -> Found | None:
     """Rows of instructions that the trace names: those of a kind whose name *meaning* knows, micro-batches counted by kind within the step."""
     places = np.flatnonzero(trace.kind == kind)
     names = trace.name[places].remove_unused_categories()  # few, where rows are many
@@ -224,36 +297,18 @@ def _named(trace: HostTrace, kind: str, meaning: Callable[[str], str | None]) ->
     window = trace.window_of(trace.start[places])
     known = (codes >= 0) & (window >= 0)
     places, codes, window = places[known], codes[known], window[known]
-    if not {_CODE["forward"], _CODE["backward"]} <= set(codes.tolist()):
+    if not _both_ways(codes):
         return None
-    rows = pd.DataFrame(
-        {
-            "window": window,
-            "instruction": pd.Categorical.from_codes(codes, dtype=INSTRUCTION),
-            "start_ns": trace.start[places],
-            "end_ns": trace.end[places],
-            "line": trace.line[places],
-        }
-    )
-    return _finished(rows, trace)
+    times = {"start_ns": trace.start[places], "end_ns": trace.end[places], "line": trace.line[places]}
+    return _finished({"window": window, "instruction": codes} | times, trace)
 
 
-def _finished(rows: pd.DataFrame, trace: HostTrace) -> pd.DataFrame:
+def _finished(rows: Found, trace: HostTrace) -> Found:
     """With rank, step (-1 where it has no number) and micro_batch, which is counted by instruction within the step."""
-    window = rows["window"].to_numpy()
-    step = np.array([w[0] for w in trace.windows], np.int64)[window]
-    return rows.assign(rank=trace.rank, step=step, micro_batch=_counted(window, rows["instruction"].cat.codes.to_numpy()))
-
-
-def _counted(window: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """How many rows of the same window and kind stand before each row."""
-    key = window.astype(np.int64) * (int(codes.max(initial=0)) + 1) + codes
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) != 0))) if len(key) else np.zeros(0, np.int64)
-    out = np.empty(len(key), np.int64)
-    out[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
-    return out
+    window = rows["window"]
+    step = narrow(np.array([w[0] for w in trace.windows], np.int64))[window]
+    told = {"rank": np.full(len(window), trace.rank, np.int32), "step": step, "micro_batch": narrow(counted(window, rows["instruction"]))}
+    return rows | {name: narrow(rows[name]) for name in ("window", "line")} | told
 
 
 def _annotated(name: str) -> str | None:
@@ -261,15 +316,15 @@ def _annotated(name: str) -> str | None:
     return _CLASSES[found.group(1)] if found else None
 
 
-def _from_annotations(trace: HostTrace) -> pd.DataFrame | None:
+def _from_annotations(trace: HostTrace) -> Found | None:
     return _named(trace, "annotation", _annotated)
 
 
-def _from_frames(trace: HostTrace) -> pd.DataFrame | None:
+def _from_frames(trace: HostTrace) -> Found | None:
     return _named(trace, "frame", _FRAMES.get)
 
 
-def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
+def _from_operators(trace: HostTrace) -> Found | None:
     """Reconstruct passes from the operators of the main thread and the backward ones of autograd's.
 
     Messages cut them into stretches. A backward pass is a run of `autograd::engine::evaluate_function`. What else a stretch
@@ -279,11 +334,11 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     """
     cpu = np.asarray(trace.kind == "cpu_op")
     backwards = cpu & matching(trace.name, lambda name: name.startswith(BACKWARD))
-    calls = np.asarray(trace.kind == "comm_call") & matching(trace.name, P2P_CALLS.__contains__)
+    calls = _calls(trace)
     waits = trace.kind.isin(("send", "recv"))
     use = (trace.main & (cpu | waits | trace.kind.isin(("comm_call", "optimizer_step")))) | backwards  # autograd has a thread of its own
     if (waits & trace.main).any():
-        use &= ~calls  # gloo: the wait is the message; on a device the call is all that the host sees of it
+        use &= ~calls  # gloo: the wait is the message (see `_without_calls`); on a device the call is all that the host sees of it
     elif not calls.any():
         return None
     places = np.flatnonzero(use)
@@ -302,34 +357,31 @@ def _from_operators(trace: HostTrace) -> pd.DataFrame | None:
     begun = np.where(trace.launch[sent] > 0, trace.launch[sent], trace.start[sent])
     passes = np.where(group[edges[run]] == 2, _CODE["backward"], _CODE["forward"])
     ways = np.where(np.asarray(trace.kind[sent] == "send"), _CODE["send"], _CODE["recv"])
-    found = pd.DataFrame(
-        {
-            "window": np.concatenate((window[edges[run]], window[waits[places]])),
-            "instruction": pd.Categorical.from_codes(np.concatenate((passes, ways)).astype(np.int8), dtype=INSTRUCTION),
-            "start_ns": np.concatenate((trace.start[at], begun)),
-            "end_ns": np.concatenate((ends[run], trace.end[sent])),
-            "line": np.concatenate((trace.line[at], trace.line[sent])),
-        }
-    ).sort_values("start_ns", kind="stable")
-    if not {_CODE["forward"], _CODE["backward"]} <= set(passes.tolist()):
+    if not _both_ways(passes):
         return None
-    _with_prologue(found)
-    return _finished(found, trace)
+    found = {
+        "window": np.concatenate((window[edges[run]], window[waits[places]])),
+        "instruction": np.concatenate((passes, ways)).astype(np.int8),
+        "start_ns": np.concatenate((trace.start[at], begun)),
+        "end_ns": np.concatenate((ends[run], trace.end[sent])),
+        "line": np.concatenate((trace.line[at], trace.line[sent])),
+    }
+    order = np.argsort(found["start_ns"], kind="stable")
+    return _finished(_with_prologue({name: values[order] for name, values in found.items()}), trace)
 
 
-def _with_prologue(found: pd.DataFrame) -> None:
-    """Stretch forward passes to the message after them and backward passes to what comes before, over short gaps."""
-    kind = found["instruction"].to_numpy()
-    window = found["window"].to_numpy()
-    start, end = found["start_ns"].to_numpy().copy(), found["end_ns"].to_numpy().copy()
+def _with_prologue(found: Found) -> Found:
+    """Forward passes stretched to the message after them and backward passes to what comes before, over short gaps."""
+    kind, window = found["instruction"], found["window"]
+    start, end = found["start_ns"].copy(), found["end_ns"].copy()
     same = window[1:] == window[:-1]
     gap = start[1:] - end[:-1]
     short = same & (gap > 0) & (gap <= _PROLOGUE_NS)
-    stretch = short & (kind[:-1] == "forward") & (kind[1:] != "backward")
+    stretch = short & (kind[:-1] == _CODE["forward"]) & (kind[1:] != _CODE["backward"])
     end[:-1][stretch] = start[1:][stretch]
-    early = short & (kind[1:] == "backward")
+    early = short & (kind[1:] == _CODE["backward"])
     start[1:][early] = end[:-1][early]
-    found["start_ns"], found["end_ns"] = start, end
+    return found | {"start_ns": start, "end_ns": end}
 
 
 def _in_optimizer(trace: HostTrace, places: np.ndarray) -> np.ndarray:
@@ -347,7 +399,7 @@ def _forward_begins(trace: HostTrace, places: np.ndarray, group: np.ndarray, edg
     numbers, count = np.arange(len(places)), len(places)
     sequence = trace.sequence[places]
     last = np.append(edges[1:], count) - 1  # of each run
-    after = np.append(sequence[1:], -1.0)
+    after = np.append(sequence[1:], -1)
     beyond = np.append(last[:-1] + 1, count - 1)
     goes_on = (last + 1 < count) & (group[beyond] == 1) & (sequence[beyond] >= 0)
     after[last] = np.where(goes_on, sequence[beyond], sequence[last])

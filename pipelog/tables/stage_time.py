@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipelog.tables import CannotTell, Tables, table, union_ns
+from pipelog.tables import CannotTell, Tables, by_ranks, table, union_ns
 from pipelog.tables.clock import Clocks
 from pipelog.tables.device_work import COMPUTE, RECEIVE, SEND, DeviceTrace
 from pipelog.tables.instructions import HostTrace
@@ -66,9 +66,17 @@ def _of_windows(
 ) -> pd.DataFrame:
     """One row a rank and window with a forward and a backward pass, of the ranks whose stage is known; times on the reference clock."""
     places = topology.ranks.drop_duplicates("rank").set_index("rank") if len(topology.ranks) else pd.DataFrame(columns=["stage", "replica"])
-    rows = instructions[instructions["rank"].isin(places.index[places["stage"].notna()])]
+    known = instructions["rank"].isin(places.index[places["stage"].notna()])
+    rows = instructions if known.all() else instructions[known]
     if not len(rows):
         return pd.DataFrame()
+    out = pd.concat([_of_ranks(mine) for mine in by_ranks(rows)], ignore_index=True)
+    out = out.assign(stage=out["rank"].map(places["stage"]).astype(int), replica=out["rank"].map(places["replica"]).fillna(0).astype(int))
+    return _with_windows(out, traces, device_traces, clocks)
+
+
+def _of_ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a rank and window with a forward and a backward pass; times on the rank's own clock."""
     numbers = {n: rows[n].to_numpy(dtype=np.int64) for n in ("rank", "window", "start_ns", "end_ns", "line")}
     order = np.lexsort((numbers["start_ns"], numbers["window"], numbers["rank"]))
     rank, window, start, end, line = (values[order] for values in numbers.values())
@@ -81,7 +89,7 @@ def _of_windows(
     counts = {word: np.bincount(group[mask], minlength=len(first)) for word, mask in of.items()}
     length = np.where(work, end - start, -1)
     heaviest = np.lexsort((np.arange(len(length)), -length, group))[first]
-    out = pd.DataFrame(
+    return pd.DataFrame(
         {
             "rank": rank[first],
             "window": window[first],
@@ -98,8 +106,6 @@ def _of_windows(
             "source": rows["source"].to_numpy()[order[first]],
         }
     )[lambda f: f["micro_batches"] > 0]
-    out = out.assign(stage=out["rank"].map(places["stage"]).astype(int), replica=out["rank"].map(places["replica"]).fillna(0).astype(int))
-    return _with_windows(out.reset_index(drop=True), traces, device_traces, clocks)
 
 
 def union_by(group: np.ndarray, start: np.ndarray, end: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -120,17 +126,18 @@ def union_by(group: np.ndarray, start: np.ndarray, end: np.ndarray, mask: np.nda
 
 def _with_windows(rows: pd.DataFrame, traces: dict[str, HostTrace], device_traces: dict[str, DeviceTrace], clocks: Clocks) -> pd.DataFrame:
     """The columns that come from the step's window and from the trace's clock, and the time spent on recomputation."""
-    parts = []
-    for file, mine in rows.groupby("file", sort=False):
+    window = rows["window"].to_numpy()
+    number, opened, closed, off, again = (np.zeros(len(rows), np.int64) for _ in range(5))
+    tied = np.zeros(len(rows), bool)
+    for file, mine in rows.groupby("file", sort=False, observed=True).indices.items():
         trace = traces[str(file)]
         shift = clocks.offset_ns.get(trace.clock)
-        number, opened, closed = (np.array(column, np.int64)[mine["window"].to_numpy()] for column in zip(*trace.windows, strict=True))
-        off = shift or 0
-        again = _recomputed(trace, device_traces.get(trace.file), opened, closed)
-        told = {"step": np.where(number >= 0, number, mine["window"]), "step_start_ns": opened - off, "step_end_ns": closed - off}
-        times = {name: mine[name] - off for name in ("start_ns", "end_ns", "first_ns")}
-        parts.append(mine.assign(**told, **times, recompute_ns=again, shift_ns=off, tied=shift is not None))
-    return pd.concat(parts, ignore_index=True).drop(columns="window")
+        number[mine], opened[mine], closed[mine] = np.array(trace.windows, np.int64)[window[mine]].T
+        off[mine], tied[mine] = shift or 0, shift is not None
+        again[mine] = _recomputed(trace, device_traces.get(trace.file), opened[mine], closed[mine])
+    told = {"step": np.where(number >= 0, number, window), "step_start_ns": opened - off, "step_end_ns": closed - off}
+    times = {name: rows[name] - off for name in ("start_ns", "end_ns", "first_ns")}
+    return rows.assign(**told, **times, recompute_ns=again, shift_ns=off, tied=tied).drop(columns="window")
 
 
 def _recomputed(trace: HostTrace, device: DeviceTrace | None, opened: np.ndarray, closed: np.ndarray) -> list[int]:
