@@ -12,6 +12,7 @@ import pyarrow as pa
 
 import pipelog.postmortem.kinds
 from pipelog.events import Input
+from pipelog.postmortem.continued import continue_records
 from pipelog.postmortem.kinds import KINDS, Kind, Role
 from pipelog.postmortem.neighbours import local_ranks
 from pipelog.registry import load
@@ -82,6 +83,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input], attempts: 
     rows["code"] = [_code(n, v) for n, v in zip(rows["name"], rows["value"], strict=True)]
     rows = rows[~(rows["name"].isin(_CODES) & (rows["code"] == 0))]
     _times(rows, placed)
+    continue_records(rows)
     _whose(rows, placed, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)

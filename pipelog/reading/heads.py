@@ -46,7 +46,7 @@ _BY_COUNT = (
     ("numbers", r" *\d+(?:\t|[:-] ?)", 0.95),  # cat -n, grep -n
 )
 _NOT_HOSTS = re.compile(
-    r"(?i)^(warning|info|error|debug|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
+    r"(?i)^(warning|info|error|debug|critical|success|trace|notice|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
 _NO_PREFIX = re.compile(rf"{_RANK}|RANK=\d+ [A-Z]+\b|\[Rank \d+\] \(")
@@ -66,10 +66,14 @@ _ANY_RANK = r"^.*(?:\[(?:[Rr]ank|RANK):? (?P<rank>\d{1,9})\]|\brank=(?P<old>\d{1
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The prefixes of one file: an expression for the start of its lines; the names of those found; for block parsers."""
+    """The prefixes of one file: an expression for the start of its lines; the names of those found; for block parsers.
+
+    fields: expressions for what the file's own logger says of the writer behind its stamp, with the groups field_rank and field_host.
+    """
 
     expression: str
     found: tuple[str, ...]
+    fields: tuple[str, ...] = ()
 
     def writer(self, line: str) -> tuple[tuple[str | None, ...], int]:
         """(whose line it is, as far as its prefix says: rank, local rank, task, host, pod, actor; where its own text begins)."""
@@ -116,7 +120,53 @@ def prefix(sample: bytes) -> Prefix:
         match = _compiled(pattern)[0].match
         lines = [line[m.end() :] if (m := match(line)) else line for line in lines]
     expression = "^" + _COLOURS + _unique("".join(parts)) + f"(?:{_RANK})?"
-    return Prefix(expression, tuple(found))
+    return Prefix(
+        expression, tuple(found), tuple(expression + field.removeprefix("^") for field in _fields(lines, "" if _TIMED & {*found} else _STAMPED))
+    )
+
+
+_STAMPED = r"^(?:[a-z]+=|\[)?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_RANK_KEY = r"(?i:(?:(?:global|world)[_ ]?)?rank ?[=:] ?)"
+_WORD = r"[A-Za-z_][\w.:-]*"
+_BETWEEN = rf"(?P<between>(?:[^\n]{{0,100}}?[\s|\[(,])?){_RANK_KEY}\d{{1,7}}(?:[\s|\]),]|$)"
+_HOST_FIELD = r"(?:host|hostname|node|nodename) ?[=:] ?(?P<field_host>[A-Za-z0-9][A-Za-z0-9_.-]*)(?:[\s|\]),]|$)"
+_TIMED = {"utc", "stamp", "determined"}
+"""Prefixes that are a stamp."""
+_FIELDED, _FEWEST, _MOST_WORDS = 0.6, 3, 3
+"""Share of the lines with a stamp that have the field at the same place, and the number of them, from which on it belongs to the logger's format; words before it."""
+
+
+def _fields(lines: list[str], stamp: str) -> tuple[str, ...]:
+    """Expressions for the rank and the host that a logger puts behind the stamp of its lines, empty where most of these have none.
+
+    `2025-06-02 19:10:00.019 | INFO     | rank=09 host=node-3 | trainer:run:48 - …`, `time=… level=info rank=9 msg=…`; structlog's fields come last.
+    What stands between stamp and rank must be the same but for words, so that talk of other ranks is none.
+    """
+    stamped = [line for line in lines if _compiled(stamp)[0].match(line)]
+    found = [(m, _TAIL.search(line)) for line in stamped if (m := _compiled(stamp + _BETWEEN)[0].match(line))]
+    many = _FIELDED * len(stamped)
+    if len(found) < max(_FEWEST, many):
+        return ()
+    forms = Counter(_form(m["between"]) for m, _ in found if len(re.findall(_WORD, re.sub(r"=\S+", "", m["between"]))) <= _MOST_WORDS)
+    form, count = next(iter(forms.most_common(1)), ("", 0))
+    if count >= many:
+        rank = rf"{stamp}{form}{_RANK_KEY}(?P<field_rank>\d{{1,7}})(?:[\s|\]),]|$)"
+    elif sum(tail is not None for _, tail in found) >= many:
+        rank = rf"{stamp}.*[ \t](?:global_)?rank=(?P<field_rank>\d{{1,7}})(?:[ \t]+[\w.]+=\S+)*$"
+    else:
+        return ()
+    hosts = sum(re.search(rf"[\s|\[(,]{_HOST_FIELD}", line) is not None for line in stamped)
+    return (rank, rf"{stamp}.*?[\s|\[(,]{_HOST_FIELD}") if hosts >= many else (rank,)
+
+
+_TAIL = re.compile(r"[ \t](?:global_)?rank=\d{1,7}(?:[ \t]+[\w.]+=\S+)*$")
+"""structlog's and logfmt's fields behind the text."""
+
+
+def _form(between: str) -> str:
+    """What stands before a field as an expression: names and levels are any words, blanks any number of them."""
+    parts = re.split(rf"({_WORD}|\s+|\d+)", between)
+    return "".join(_WORD if re.fullmatch(_WORD, p) else r"\s+" if p.isspace() else r"\d+" if p.isdecimal() else re.escape(p) for p in parts)
 
 
 def _margin(lines: list[str]) -> str:
@@ -163,6 +213,8 @@ def _belongs(name: str, pattern: str, share: float, lines: list[str]) -> bool:
         real = {h for h in hosts if not _NOT_HOSTS.match(h)}
         often = sum(hosts[h] for h in real if hosts[h] >= 3)
         return len(real) <= max(4, len(lines) // 8) and often >= share * len(lines)
+    if name == "compose":  # loguru's level stands like a container's name
+        return sum(not _NOT_HOSTS.match(m["host"]) for m in matches) >= share * len(lines)
     if name in ("label", "rank0"):  # "12: EmbeddingPipe" lists and numbered output are no labels
         return len({m["task"] for m in matches}) <= max(2, len(matches) // 2)
     return True
@@ -247,6 +299,7 @@ def parse(heads: pa.Array, begin: pa.Array | None, of_line: Prefix, *, tagged: b
     columns["clock"] = pc.if_else(pc.is_valid(columns["start_ns"]), "log", pa.scalar(None, pa.string()))
     if begin is not None:
         _launcher(columns, begin, of_line)
+        _logger(columns, begin, of_line)
     torn = pc.match_substring_regex(heads, _BEHIND) if tagged else None
     if torn is not None and pc.any(torn).as_py():
         glued = _filled(pc.extract_regex(pc.if_else(torn, heads, None), _BEHIND).field("rank")).cast(pa.int32())
@@ -280,6 +333,13 @@ def _launcher(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) ->
         utc = pc.subtract(utc, _offset_ns(group("offset"))) if "offset" in has else utc
         columns["start_ns"] = pc.coalesce(utc, columns["start_ns"])
         columns["clock"] = pc.if_else(pc.is_valid(utc), "utc", columns["clock"])
+
+
+def _logger(columns: dict[str, pa.Array], heads: pa.Array, of_line: Prefix) -> None:
+    """Fill in the rank and the host that the logger of the file prints with every line."""
+    for name, expression in zip(("rank", "host"), of_line.fields, strict=False):
+        said = _filled(pc.extract_regex(heads, expression).field(f"field_{name}"))
+        columns[name] = pc.coalesce(columns[name], _number(said, pa.int32()) if name == "rank" else said)
 
 
 def _offset_ns(offsets: pa.Array) -> pa.Array:

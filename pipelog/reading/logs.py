@@ -75,7 +75,7 @@ class _Reader:
         """What the report says of the file as a whole."""
         fragment = self.tail and not self.tail.endswith(b"\n")
         return {
-            "prefixes": list(self.prefix.found) if self.prefix else [],
+            "prefixes": [*self.prefix.found, *(["ranked"] if self.prefix.fields else [])] if self.prefix else [],
             "rank_from_name": self.rank,
             "lines": self.lines,
             "unfinished_line": self.tail[-400:].decode("utf-8", "replace") if fragment else None,
@@ -119,7 +119,7 @@ class _Reader:
         before = heads.without_bars(before) if self.barred else before
         assert self.prefix is not None
         begin = None  # where there is no prefix to look for
-        if self.prefix.found or self.tagged:
+        if self.prefix.found or self.prefix.fields or self.tagged:
             begin = before.take(pa.array(found.opener)) if whole is None else whole
         known = heads.parse(before, begin, self.prefix, tagged=self.tagged)
         if self.rank is not None:
