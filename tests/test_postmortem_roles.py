@@ -365,3 +365,26 @@ def test_a_last_line_that_a_step_followed_is_no_last_word() -> None:
 def test_a_traceback_beats_the_last_line_of_another() -> None:
     found = verdict([*topology_map(4, 2), step(240), said(ILLEGAL, 6, file="0.log"), raised(OOM, 2, file="1.log"), left(1, file="1.log")])
     assert (found.kind, found.ranks) == ("gpu-oom", (2,))
+
+
+LAUNCHED: Row = {"kind": "start", "name": "launcher"}
+
+
+def test_what_stands_above_the_launcher_and_is_nobodys_did_not_end_the_job() -> None:
+    """A notice, or a step of the same script that failed: the job was started after it."""
+    notice = raised("AttributeError: module 'x' was built for another version")
+    death = verdict([notice, LAUNCHED, *topology_map(4), raised(OOM, 2), left(1)])
+    assert death.kind == "gpu-oom"
+    assert began(death) == [("train.log", len(topology_map(4)) + 3)]
+    assert not [c for c in death.consequences if "AttributeError" in c["what"]]  # nothing follows from what came after
+
+
+def test_where_nothing_else_says_why_it_is_still_the_cause() -> None:
+    """The preparation of the data failed, and training only left with a code."""
+    death = verdict([raised("ValueError: no shards in /data"), LAUNCHED, *topology_map(4), left(1)])
+    assert (death.kind, began(death)) == ("code", [("train.log", 1)])
+
+
+def test_a_rank_that_fails_above_another_launchers_line_is_the_cause() -> None:
+    death = verdict([raised("ValueError: bad shard", 1), LAUNCHED, *topology_map(4), raised(OOM, 2), left(1)])
+    assert death.kind == "code"

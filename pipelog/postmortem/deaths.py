@@ -17,7 +17,7 @@ from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.kinds import KINDS, Role, Strength
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
-from pipelog.postmortem.roles import alike, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
+from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
@@ -77,6 +77,8 @@ def death(
     ending = endings[chosen]
     work = frame(placed, ("step", "progress", "iteration"), ("step", "file", "line", "start_ns", "clock"))
     roles = survived(errors, work, ending)
+    begun = frame(placed, ("start", "process"), ("name", "file", "line"))
+    before_the_start(roles, begun[begun["name"].isin(["launcher", "node", "torchrun", "spawned"])])
     late_launches(roles, work)
     of_other_hosts(roles, topology)
     if ending.status == "completed":

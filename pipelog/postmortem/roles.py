@@ -58,6 +58,16 @@ def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.Dat
     return roles
 
 
+def before_the_start(roles: pd.DataFrame, starts: pd.DataFrame) -> None:
+    """An exception that nobody's prefix claims, above the first line of the launcher in its file: the job was started after it, so anything else counts more.
+
+    Notices of modules that were built for another version are printed like this, and so is a step before the training that failed.
+    """
+    first = starts.groupby("file")["line"].min()
+    early = (roles["name"] == "python-exception") & roles["rank"].isna() & roles["host"].isna() & (roles["line"] < roles["file"].map(first))
+    roles.loc[early.fillna(False), "went_on"] = roles["went_on"].clip(lower=1)
+
+
 def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
     """Of kernel logs and the like: what training survived, and what came when the run had already ended, is benign.
 
@@ -166,6 +176,9 @@ def _form(text: str) -> str:
 def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) -> pd.DataFrame:
     """Everything that the first line explains follows from it."""
     rest = roles.index.difference(same)
+    above = (roles["went_on"] > 0) & (roles["file"] == first["file"]) & (roles["line"] < first["line"])
+    earlier = roles.index.isin(rest) & (roles["role"] == Role.INITIATING.value) & above
+    roles.loc[earlier, ["role", "why"]] = [Role.BENIGN.value, "it stands above the first error, and the run went on after it"]
     begins = roles.index.isin(rest) & (roles["role"] == Role.INITIATING.value)
     roles.loc[begins, ["role", "why"]] = [Role.CASCADE.value, f"after the first error ({kind.name}, {first['file']}:{first['line']})"]
     roles.loc[same, ["role", "why"]] = [Role.INITIATING.value, "the earliest of the lines that explain most"]

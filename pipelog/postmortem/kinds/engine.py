@@ -192,6 +192,41 @@ def noise(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "import-notice",
+    category="unknown",
+    pattern=r"^AttributeError: _ARRAY_API not found",
+    says="prints a harmless notice of a module that was built for another version",
+    role=Role.BENIGN,
+    known=False,
+    strength=Strength.WORD,
+    rows=("python-exception", "bare-exception"),
+    first=6,
+)
+def import_notice(case: Case) -> Iterator[Advice]:
+    """NumPy prints a traceback where a module of NumPy 1.x is imported, and raises nothing; where that cannot go on, an ImportError follows."""
+    return
+    yield
+
+
+@kind(
+    "optional-import",
+    category="unknown",
+    pattern=r"^(?:ModuleNotFound|Import)Error: ",
+    frame=r"raised \S*xformers/__init__\.py:\d+ _is_triton_available",
+    says="prints a harmless notice of a module that is not there",
+    role=Role.BENIGN,
+    known=False,
+    strength=Strength.WORD,
+    rows=("python-exception",),
+    first=6,
+)
+def optional_import(case: Case) -> Iterator[Advice]:
+    """xformers logs the traceback of its attempt to import Triton, and does without."""
+    return
+    yield
+
+
+@kind(
     "engine",
     category="engine",
     pattern=r"^[\w.]*(?:Error|Exception|Assertion\w*)",
