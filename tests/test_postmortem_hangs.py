@@ -18,7 +18,7 @@ from pipelog.postmortem.flights import Flights
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.wording import _call
 from pipelog.tables import Tables
-from tests.making import LOG, Row, step, tables, topology_map
+from tests.making import LOG, Row, fact, step, tables, topology_map
 
 SECOND = 10**9
 T0 = 1_709_650_000 * SECOND
@@ -496,6 +496,28 @@ def test_the_replica_of_a_stage_that_is_missing_among_its_group() -> None:
     assert hung([*topology_map(2, 4), *apart([*alive(4, 5, 7), *mine])]).ranks == ()  # of rank 6 nothing was given
     assert hung([*topology_map(2, 4), *alive(*range(8)), *mine[:2], placed_watchdog(7, 3, seq=440)]).ranks == ()
     assert hung([*topology_map(2, 4), *alive(*range(8)), *mine[:2], placed_watchdog(3, 3)]).ranks == ()  # no stage, no replica
+
+
+def test_the_replica_that_is_missing_among_those_of_one_place() -> None:
+    """Two stages, four replicas, two tensor-parallel ranks each: of stage 1, tensor-parallel place 1, the replicas 0, 1 and 3 wait (ranks 9, 11, 15)."""
+    rows = [*topology_map(2, 4, 2), *alive(*range(16))]
+    mine = [placed_watchdog(9, 0), placed_watchdog(11, 1), placed_watchdog(15, 3)]
+    assert hung([*rows, *mine]).ranks == (13,)
+    echoes = [row for r in range(16) if r != 13 for row in told(r, 460640, 460640)]
+    found = hung([*rows, *echoes, *mine])
+    assert (found.ranks, len(found.lines)) == ((13,), 33)
+    assert found.why.endswith("(ranks 9, 11 and 15), and of all ranks it alone printed nothing when that timed out")
+    (death,) = tables([*rows, *echoes, *mine])["deaths"]
+    waited = [c["ranks"] for c in death.consequences if c["what"].startswith("waited")]
+    assert waited == [[9, 11, 15]]  # not those who were told of it
+    assert hung([*rows, *mine[:2], placed_watchdog(14, 3)]).ranks == ()  # they are of no row
+
+
+def test_a_group_whose_members_are_equally_far_apart() -> None:
+    world = [fact("topology.world_size", 16), *alive(*range(16))]
+    assert hung([*world, placed_watchdog(1, 0), placed_watchdog(5, 1), placed_watchdog(13, 3)]).ranks == (9,)
+    assert hung([*world, placed_watchdog(1, 0), placed_watchdog(5, 1), placed_watchdog(12, 3)]).ranks == ()
+    assert hung([*world, placed_watchdog(1, 0), placed_watchdog(13, 3)]).ranks == ()  # two are always
 
 
 def apart(rows: list[Row]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from pipelog.tables.topology import Topology
 _P2P = frozenset({"SEND", "RECV", "COALESCED"})
 _CALL = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, (?P<sizes>NumelIn=\d+, NumelOut=\d+))?")
 
+_EVENLY = 3
+"""As many ranks of a group tell how far apart its members are, where no topology does."""
 _FEW = 4
 """Of the ranks of a pipeline at most one in so many is named for its silence alone."""
 _BARRIER = re.compile(r"\bRanks? (\d+(?:, \d+)*) failed to pass monitoredBarrier")
@@ -91,6 +94,7 @@ def hang(
     printed tell only that it hangs.
     """
     waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl"]) & (errors["role"] != Role.BENIGN.value)]
+    waits = waits.iloc[told_of_others(waits).to_numpy().argsort(kind="stable")]  # shown last: no wait of theirs
     begin, lines = _begin(waits), tuple(waits.index)
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
@@ -107,7 +111,7 @@ def hang(
         found = (
             _by_call(errors, waits, topology, begin)
             or _by_pipeline(waits, heard, topology, begin)
-            or _by_place(waits, heard, topology, begin)
+            or _by_place(errors, waits, heard, topology, begin)
             or _apart(errors, waits, topology, begin)
             or _by_group(errors, waits, heard, topology, begin)
             or _but_few(waits, heard, topology, begin)
@@ -179,16 +183,31 @@ def _places(waits: pd.DataFrame) -> set[tuple[int, int]]:
 
 
 def _group_of(places: set[tuple[int, int]], topology: Topology) -> list[int] | None:
-    """The only row of ranks (a stage's, a replica's) in which each of those that wait has its place; None where none or several fit."""
+    """The only row of ranks (a stage's, a replica's, those that differ in one of stage, replica and tensor-parallel place alone) in which each of
+    those that wait has its place; None where none or several fit. Where no stages are known: a row of equal distances, from three of them.
+    """
     ranks = topology.ranks
     if not places or not len(ranks):
         return None
-    rows = [sorted(int(r) for r in mine["rank"]) for column in ("stage", "replica") for _, mine in ranks.dropna(subset=[column]).groupby(column)]
+    known = [column for column in ("stage", "replica", "tensor") if ranks[column].notna().any()]
+    if not known:
+        return _evenly(places)
+    by = [list(b) for n in (1, 2) for b in itertools.combinations(known, n) if b != ("tensor",)]
+    rows = {tuple(sorted(int(r) for r in mine["rank"])) for columns in by for _, mine in ranks.dropna(subset=columns).groupby(columns)}
     fit = [row for row in rows if all(place < len(row) and row[place] == rank for rank, place in places)]
-    return fit[0] if len(fit) == 1 else None
+    return list(fit[0]) if len(fit) == 1 else None
 
 
-def _by_place(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
+def _evenly(places: set[tuple[int, int]]) -> list[int] | None:
+    """The ranks up to the last place that is known, where at least three are known and all are equally far from one another."""
+    ordered = sorted((place, rank) for rank, place in places)
+    steps = {(b - a) / (q - p) for (p, a), (q, b) in itertools.pairwise(ordered) if q > p}
+    if len(ordered) < _EVENLY or len(steps) != 1 or (step := steps.pop()) < 1 or step % 1 or ordered[0][1] < step * ordered[0][0]:
+        return None
+    return [ordered[0][1] + int(step) * (place - ordered[0][0]) for place in range(ordered[-1][0] + 1)]
+
+
+def _by_place(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
     """The few of a stage's replicas, or of a replica's stages, of which nothing is heard while the others of that group wait in the same call.
 
     Which group it is, is told by their places in it, where these are other numbers than their ranks.
@@ -203,6 +222,8 @@ def _by_place(waits: pd.DataFrame, heard: frozenset[int], topology: Topology, be
     if not missing or len(missing) > len(group) / _FEW or not missing <= heard:
         return None
     why = f"the others of its group waited in the same call (ranks {listed(sorted(rank for rank, _ in places))})"
+    if len(missing) == 1 and set(topology.ranks["rank"].astype(int)) - set(errors["rank"].dropna().astype(int)) == missing:
+        why += ", and of all ranks it alone printed nothing when that timed out"
     return Hang(tuple(sorted(missing)), why, False, begin, tuple(waits.index))
 
 
@@ -319,8 +340,12 @@ def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
 
 def _complaining(waits: pd.DataFrame) -> set[int]:
     """Ranks whose own call timed out, not those that only say how far they were when another one's did."""
-    told = waits["text"].str.contains("dump signal", regex=False)
-    return set(waits.loc[~told.astype(bool), "rank"].dropna().astype(int))
+    return set(waits.loc[~told_of_others(waits), "rank"].dropna().astype(int))
+
+
+def told_of_others(waits: pd.DataFrame) -> pd.Series:
+    """Whether a line says how far its rank was when the call of another timed out: "Received a dump signal due to a collective timeout from rank 34"."""
+    return waits["text"].str.contains("dump signal", regex=False).astype(bool)
 
 
 def _idle(errors: pd.DataFrame, waits: pd.DataFrame, topology: Topology, begin: int | None) -> Hang | None:

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pipelog._text import count
+from pipelog.postmortem.hangs import told_of_others
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.wording import filled
 from pipelog.tables.ending import Ending
@@ -204,6 +205,9 @@ def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[d
         says = KINDS[str(error)].says
         if KINDS[str(error)].category == "hang":
             mine = pd.concat([roles[(roles["role"] == Role.INITIATING.value) & (roles["error"] == error)], mine])
+            told = told_of_others(mine)
+            mine = mine if told.all() else mine[~told]
+            row = mine.iloc[0]
         out.append(
             {
                 "what": filled(says, KINDS[str(error)], row["said"]),
