@@ -167,3 +167,57 @@ def test_of_a_peer_that_nothing_names_nothing_is_said(tmp_path: Path) -> None:
     assert found["title"] == "Ranks 0-3 lost the connection to a peer; the lines do not say to which, nor why"
     assert found["ranks"] == []
     assert "the rank whose log ends otherwise" in found["advice"][0]["action"]
+
+
+NODES = "w0: [2025-06-10 15:15:00,100] [INFO] [launch.py:162:main] global_rank_mapping=defaultdict(<class 'list'>, {'w0': [0, 1], 'w1': [2, 3]})"
+FLASH = "ImportError: /venv/lib/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+KILLING = "{}: [2025-06-10 15:15:03,890] [INFO] [launch.py:319:sigkill_handler] Killing subprocess {}"
+
+
+def on(host: str, *lines: str) -> list[str]:
+    return [f"{host}: {line}" for line in lines]
+
+
+def test_what_each_process_of_one_host_says_and_no_other(tmp_path: Path) -> None:
+    """As many tracebacks without a rank as the host has ranks: its environment differs. Fewer, or of both hosts, and it is the job's."""
+    ends = [KILLING.format(h, 50 + n) for n, h in enumerate(("w1", "w1", "w0", "w0"))]
+    both = failure(tmp_path, [NODES, *on("w1", *traceback(FLASH)), *on("w1", *traceback(FLASH)), *ends])
+    assert (both["ranks"], both["hosts"]) == ([2, 3], ["w1"])
+    assert both["title"].startswith("Ranks 2 and 3 (w1) miss a dependency")
+    one = failure(tmp_path, [NODES, *on("w1", *traceback(FLASH)), *ends])
+    assert (one["ranks"], one["title"][:7]) == ([], "The job")
+    every = failure(tmp_path, [NODES, *(line for h in ("w0", "w0", "w1", "w1") for line in on(h, *traceback(FLASH))), *ends])
+    assert (every["ranks"], every["title"][:7]) == ([], "The job")
+
+
+MAPPED = "[2025-06-10 15:15:00,100] [INFO] [launch.py:162:main] global_rank_mapping=defaultdict(<class 'list'>, {'ga': [0, 1], 'gb': [2, 3]})"
+NODE = "[2025-06-10 15:15:00,090] [INFO] [launch.py:151:main] nnodes=2, num_local_procs=2, node_rank={}"
+OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacty of 79.15 GiB of which 1.00 GiB is free."
+
+
+def logs(folder: Path, files: dict[str, list[str]]) -> dict[str, Any]:
+    folder.mkdir()
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+    found = pipelog.diagnose(pipelog.read(folder)).failure
+    assert found is not None
+    return dict(found)
+
+
+def test_the_gpu_of_a_node_s_own_log(tmp_path: Path) -> None:
+    """GPU 1 of the second node is rank 3: the log's name or the launcher's own count of nodes says which node it is. A log of the whole job says nothing."""
+    first, second = [NODE.format(0), MAPPED], [NODE.format(1), MAPPED, *traceback(OOM)]
+    assert logs(tmp_path / "number", {"a.log": first, "b.log": second})["ranks"] == [3]
+    assert logs(tmp_path / "name", {"launch_ga.log": [MAPPED], "launch_gb.log": [MAPPED, *traceback(OOM)]})["ranks"] == [3]
+    assert logs(tmp_path / "whole", {"a.log": [*first, *second], "notes.log": ["Killed"]})["ranks"] == []
+
+
+DISCOVERED = "[2024-04-04 04:00:00,794] [INFO] [comm.py:702:mpi_discovery] Discovered MPI settings of world_rank={}, local_rank={}, world_size=4, master_addr=10.1.5.4, master_port=29500"
+
+
+def test_a_log_of_each_process_under_mpi(tmp_path: Path) -> None:
+    """`out.HOST.PID`: the line of the discovery says whose log it is, and the names part the ranks into nodes."""
+    files = {f"out.x3c0s{r // 2}b0.{40000 - 7 * r}": [DISCOVERED.format(r, r % 2)] for r in range(4)}
+    files["out.x3c0s1b0.39979"] += traceback("ValueError: x")
+    found = logs(tmp_path / "job", files)
+    assert (found["ranks"], found["hosts"]) == ([3], ["x3c0s1b0"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._facts import first_of_each, joined
@@ -43,7 +44,7 @@ def warn(found: Records) -> Iterator[Rows]:
     mark=" nranks ",
     pattern=(
         r"^(?:[^\s\"'].*?)??(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,9}):\d{1,9} (?:\[-?\d{1,4}\] )?NCCL INFO (?:\w+ )?comm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) "
-        r"nranks (?P<size>\d{1,9})(?: cudaDev (?P<device>\d{1,4}))?\b"
+        r"nranks (?P<size>\d{1,9})(?: cudaDev (?P<device>\d{1,4}))?\b(?:(?: nvmlDev \d{1,4})? busId (?P<bus>[0-9a-f]{1,12})\b)?"
     ),
     once=True,
 )
@@ -51,7 +52,18 @@ def rank(found: Records) -> Iterator[Rows]:
     """Give the rank of a process (value: pid) in a communicator of so many (steps), once however often it is printed."""
     each = first_of_each(found, "host", "pid", "rank", "size")
     device = joined("gpu ", each["device"])
-    yield each.rows("process", "nccl", value=each.float("pid"), rank=each.int("rank"), steps=each.int("size"), host=each["host"], device=device)
+    bus = pa.array([bus_address(word) for word in each.groups["bus"].to_pylist()], pa.string())
+    yield each.rows(
+        "process", "nccl", value=each.float("pid"), rank=each.int("rank"), steps=each.int("size"), host=each["host"], device=device, text=bus
+    )
+
+
+def bus_address(word: str) -> str | None:
+    """`0000:c3:00` from NCCL's busId, in hexadecimal: domain << 20 | bus << 12 | device << 4 | function (busIdToInt64 in NCCL's src/misc/utils.cc)."""
+    if not word:
+        return None
+    number = int(word, 16)
+    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}"
 
 
 #   	   - [1, 2] joined but didn't finish collective #2 (count from 1)

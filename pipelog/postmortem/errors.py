@@ -13,8 +13,8 @@ import pyarrow as pa
 import pipelog.postmortem.kinds
 from pipelog.events import Input
 from pipelog.postmortem.continued import continue_records
+from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import KINDS, Kind, Role
-from pipelog.postmortem.neighbours import local_ranks
 from pipelog.registry import load
 from pipelog.tables import frame, table
 from pipelog.tables.accounting import of_other_jobs
@@ -62,8 +62,8 @@ class Frames:
     caught: str | None = None
 
 
-@table("errors", needs=("placed", "topology", "inputs", "attempts", "chosen"))
-def errors(placed: pa.Table, topology: Topology, inputs: list[Input], attempts: Attempts, chosen: int) -> pd.DataFrame:
+@table("errors", needs=("placed", "topology", "identities", "inputs", "attempts", "chosen"))
+def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs: list[Input], attempts: Attempts, chosen: int) -> pd.DataFrame:
     """One row a line: name, kind (of `postmortem.kinds`), category, role, strength, rank, stage, replica, host, label, at_ns, since_ns, until_ns, code, value,
     peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), text, own, pipe.
 
@@ -84,7 +84,7 @@ def errors(placed: pa.Table, topology: Topology, inputs: list[Input], attempts: 
     rows = rows[~(rows["name"].isin(_CODES) & (rows["code"] == 0))]
     _times(rows, placed)
     continue_records(rows)
-    _whose(rows, placed, topology)
+    _whose(rows, identities, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
     files = attempts.segments.loc[attempts.segments["attempt"] == chosen, "file"]
@@ -236,45 +236,36 @@ def _with_year(stamp: pd.Timestamp, near: int) -> float:
     return float(best.value)
 
 
-def _whose(rows: pd.DataFrame, placed: pa.Table, topology: Topology) -> None:
+def _whose(rows: pd.DataFrame, who: Identities, topology: Topology) -> None:
     """Ranks of lines that name a process, a local rank on a host, or a GPU; then stage, replica and host of the ranks."""
-    places = frame(placed, ("place", "process"), ("kind", "name", "rank", "host", "label", "value", "steps"))
-    local = local_ranks(placed)
-    world = topology.world_size
-    pids: dict[tuple[str | None, int], int] = {}
-    for kind, name, rank, host, label, value, size in zip(
-        *(places[c] for c in ("kind", "name", "rank", "host", "label", "value", "steps")), strict=True
-    ):
-        if kind != "process" or pd.isna(value):
-            continue
-        host = host if isinstance(host, str) else None  # noqa: PLW2901
-        if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
-            pids[host, int(value)] = int(rank)
-        elif name in ("spawned", "worker"):
-            known = rank if not pd.isna(rank) else local.get((host, label)) if isinstance(label, str) else None
-            if known is not None and not pd.isna(known):
-                pids.setdefault((host, int(value)), int(known))
-    alone = len({h for h, _ in pids}) <= 1
-    bare = {pid: rank for (_, pid), rank in pids.items()} if alone else {}
-    of_pid = _by_device(rows, local)
-    launched = {h for h, _ in local}
-    only = launched.pop() if len(launched) == 1 else None
+    of_pid = _by_device(rows, who.locals)
     said, named = _of_one_host(rows), {h for h in rows["host"] if isinstance(h, str)}
     whose: list[Any] = rows["rank"].to_list()
-    for i, (name, host, label, value, text) in enumerate(zip(rows["name"], rows["host"], rows["label"], rows["value"], rows["text"], strict=True)):
+    hosts: list[Any] = rows["host"].to_list()
+    columns = ("name", "host", "label", "value", "group", "text")
+    for i, (name, host, label, value, group, text) in enumerate(zip(*(rows[c] for c in columns), strict=True)):
         if not pd.isna(whose[i]):
             continue
         host = host if isinstance(host, str) else None  # noqa: PLW2901
-        if isinstance(label, str) and (host, label) in local:
-            whose[i] = local[host, label]
-        elif name in ("nccl-warn", "killed", "kernel-oom", "kernel-segfault", "ray-killed") and not pd.isna(value):
-            whose[i] = pids.get((host, int(value)), bare.get(int(value), of_pid.get((host, int(value)))))
+        gpu = _GPU.search(text)
+        if isinstance(label, str) and (host, label) in who.locals:
+            whose[i] = who.locals[host, label]
+        elif name in _OF_PROCESSES and not pd.isna(value):
+            known = who.of_process(host, int(value))
+            whose[i] = of_pid.get((host, int(value))) if known is None else known
+        elif name in _OF_DEVICES and isinstance(group, str):
+            whose[i] = who.of_bus(host, group)
+        elif name == "python-exception" and (said_by := _SPEAKER.search(text)):
+            whose[i] = int(said_by["rank"])
+            if host is None and (on := _ON_NODE.search(text)):
+                hosts[i] = on["host"]
         elif dead := _ACTOR.search(text):
-            whose[i] = pids.get((dead["ip"], int(dead["pid"])))
-        elif (gpu := _GPU.search(text)) and (host is not None or only):
-            whose[i] = local.get((host or only, f"local {gpu.group(1)}"))
-        elif gpu and len(named) <= 1:
+            whose[i] = who.of_process(dead["ip"], int(dead["pid"]))
+        elif gpu and (known := who.of_local(host, f"local {gpu.group(1)}")) is not None:
+            whose[i] = known
+        elif gpu and host is None and len(named) <= 1:
             whose[i] = said.get(f"local {gpu.group(1)}")
+    rows["host"] = pd.Series(hosts, rows.index, dtype=object)
     rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
     of = topology.ranks.set_index("rank") if len(topology.ranks) else None
     for column in ("stage", "replica", "host"):
@@ -313,6 +304,12 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> 
     return found
 
 
+_OF_PROCESSES = frozenset({"nccl-warn", "killed", "kernel-oom", "kernel-segfault", "kernel-hung", "ray-killed"})
+_OF_DEVICES = frozenset({"kernel-xid", "gpu-driver"})
+"""Rows whose value is a process, whose group is a bus address."""
+_SPEAKER = re.compile(r"^[\w.]+: \[?[Rr]ank (?P<rank>\d{1,6})\]?(?::|, node\b|, iteration\b)")
+"""The rank in an exception of Megatron's guards: `AssertionError: Rank 11: found NaN in local grad norm`."""
+_ON_NODE = re.compile(r", node:? (?P<host>[A-Za-z0-9][\w.-]*)")
 _ACTOR = re.compile(r"\bpid: (?P<pid>\d{1,12})\s(?:\s*namespace: \S*\s)?\s*ip: (?P<ip>\S+)")
 """The process of Ray's ActorDiedError."""
 _GPU = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. (]+[GN]PU (\d+)")

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from pipelog._text import count, listed
 from pipelog.events import Input
-from pipelog.postmortem.neighbours import local_ranks, towards
+from pipelog.postmortem.identities import Identities
+from pipelog.postmortem.neighbours import towards
 from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
 
@@ -42,8 +43,8 @@ class Stacks:
     doing: str = ""
 
 
-@table("stacks", needs=("placed", "topology", "inputs"))
-def stacks(placed: pa.Table, topology: Topology, inputs: list[Input]) -> Stacks | None:
+@table("stacks", needs=("placed", "topology", "identities", "inputs"))
+def stacks(placed: pa.Table, topology: Topology, identities: Identities, inputs: list[Input]) -> Stacks | None:
     """Where the main threads of the dumped processes stand; None without a stack of two processes.
 
     Of a pipeline, whoever waits for a neighbour is a victim; who waits for nobody while most others wait is the suspect. Where all wait, and no
@@ -52,7 +53,7 @@ def stacks(placed: pa.Table, topology: Topology, inputs: list[Input]) -> Stacks 
     found = _main_threads(placed, {i.path for i in inputs if i.kind == "stack-dump"})
     if len(found) < 2:
         return None
-    found["rank"] = _ranks(found, local_ranks(placed))
+    found["rank"] = _ranks(found, identities)
     found["talks"] = [_TALKS.search(text) is not None for text in found["text"]]
     found["where"] = [_where(text) for text in found["text"]]
     found["engine"] = [(m.group(1) if (m := _INSTRUCTION.search(text)) else "") for text in found["text"]]
@@ -76,14 +77,17 @@ def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
     return rows.drop_duplicates(who, keep="last").reset_index(drop=True)
 
 
-def _ranks(found: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> pd.Series:
-    alone = len({h for h, _ in local}) <= 1
-    bare = {w: r for (_, w), r in local.items()} if alone else {}
-    rank = [
-        r if not pd.isna(r) else local.get((h, w), bare.get(w)) if isinstance(w, str) else None
-        for r, h, w in zip(found["rank"], found["host"], found["label"], strict=True)
-    ]
-    return pd.Series(pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in rank], dtype="Int64"), index=found.index)
+def _ranks(found: pd.DataFrame, who: Identities) -> pd.Series:
+    rank: list[int | None] = []
+    for known, host, label, pid in zip(*(found[c] for c in ("rank", "host", "label", "value")), strict=True):
+        on = host if isinstance(host, str) else None
+        if not pd.isna(known):
+            rank.append(int(known))
+        elif isinstance(label, str):
+            rank.append(who.of_local(on, label))
+        else:
+            rank.append(None if pd.isna(pid) else who.of_process(on, int(pid)))
+    return pd.Series(pd.array(rank, dtype="Int64"), index=found.index)
 
 
 def _where(text: str) -> str:

@@ -48,12 +48,13 @@ def whom_of(
         return Whom(
             ranks,
             stages_of(ranks, same, topology),
-            hosts_of(ranks, same, topology) if ranks else (),
+            hosts_of(ranks, same.iloc[:0], topology),  # the lines are of those who wait
             why,
             doing=hang.doing if hang is not None else "",
         ), lines
-    job = kind.job and not (_met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
-    ranks, why = () if job or kind.strength is Strength.ECHO else ranks_of(same), ""
+    of_host = _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
+    job = kind.job and not (of_host or _met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
+    ranks, why = () if job or kind.strength is Strength.ECHO else _fewer(ranks_of(same), of_host), ""
     lost_by: tuple[int, ...] = ()
     awaited_by: tuple[int, ...] = ()
     if kind.name in _AWAITED:
@@ -82,6 +83,39 @@ def whom_of(
     labels = {w for w in same["label"] if isinstance(w, str)}
     label = labels.pop() if len(labels) == 1 else None
     return Whom(ranks, stages_of(ranks, same, topology), hosts, why, label, lost_by=lost_by, awaited_by=awaited_by), lines
+
+
+def _fewer(said: tuple[int, ...], few: tuple[int, ...]) -> tuple[int, ...]:
+    """Of those who say it, and those of whom it is said, the fewer, if there are any."""
+    return few if few and (not said or len(few) < len(said)) else said
+
+
+def _named_in(kind: Kind, same: pd.DataFrame, placed: pa.Table, topology: Topology) -> tuple[int, ...]:
+    """Few ranks whom the lines of a whole job name: the two that share a GPU, the one that saw each overflow."""
+    if kind.name == "duplicate-gpu":
+        found = {int(r) for pair in same["text"].str.extractall(_SHARE).to_numpy().tolist() for r in pair}
+    elif kind.category == "numerics.loss-scale":
+        rows = frame(placed, ("overflow",), ("name", "rank"))
+        found = set(rows.loc[rows["name"] == "culprit", "rank"].dropna().astype(int))
+        found = found if len(found) == 1 else set()
+    else:
+        found = set()
+    return tuple(sorted(found)) if len(found) * 4 <= (topology.world_size or 0) else ()
+
+
+_SHARE = r"Duplicate GPU detected : rank (\d{1,6}) and rank (\d{1,6}) both on"
+
+
+def _all_of_one_host(roles: pd.DataFrame, same: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
+    """The ranks of the one host where each process says the same (or as many say it as the host has ranks) while others that speak do not."""
+    hosts = set(same["host"].dropna())
+    if len(hosts) != 1 or same["host"].isna().any() or not len(topology.ranks) or not (hosts & set(topology.ranks["host"].dropna())):
+        return ()
+    mine = {int(r) for r in topology.ranks.loc[topology.ranks["host"].isin(hosts), "rank"]}
+    others = roles.loc[roles["host"].notna() & ~roles["host"].isin(hosts), "host"]
+    said = set(ranks_of(same))
+    whole = said == mine if said else len(same.drop_duplicates(["file", "line"])) == len(mine)
+    return tuple(sorted(mine)) if whole and len(mine) < len(topology.ranks) and len(others) else ()
 
 
 def _met_by_some(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, placed: pa.Table, topology: Topology) -> bool:

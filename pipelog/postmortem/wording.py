@@ -42,7 +42,16 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         says = says.replace("a node", f"{'node' if len(whom.hosts) == 1 else 'nodes'} {listed(whom.hosts)}")
     if kind.name == "launcher-setup" and whom.hosts:
         says += f" on {listed(whom.hosts)}"
-    return f"{'The job' if kind.job and not whom.ranks else who} {says}{tail}"
+    return f"{'The job' if kind.job and not whom.ranks else who} {_of_several(says) if len(whom.ranks) > 1 else says}{tail}"
+
+
+_PLURALS = {"was": "were", "has": "have", "is": "are", "needs": "need", "misses": "miss"}
+
+
+def _of_several(says: str) -> str:
+    """The predicate of several ranks."""
+    verb, blank, rest = says.partition(" ")
+    return f"{_PLURALS.get(verb, verb)}{blank}{rest}"
 
 
 def _lost_a_peer(who: str, whom: Whom) -> str:

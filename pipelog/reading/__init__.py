@@ -33,6 +33,7 @@ from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
 from pipelog.reading.node_logs import with_hosts
 from pipelog.reading.operations import read_operations
+from pipelog.reading.own_logs import with_own_hosts
 from pipelog.reading.stack_dumps import read_stack_dump
 from pipelog.reading.traces import read_trace
 from pipelog.registry import load
@@ -78,7 +79,7 @@ def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Prog
         reasons = {s.why for i in inputs for s in i.skipped}
         raise NoInput(f"nothing to read in {', '.join(str(p) for p in paths)}: {'; '.join(sorted(reasons)) or 'no file'}")
     roots = {s.shown: str(s.path) for s in found}
-    return Events(with_hosts(join([e.table for e in done])), inputs, roots)
+    return Events(with_own_hosts(with_hosts(join([e.table for e in done]))), inputs, roots)
 
 
 def _workers(found: Sequence[Source], jobs: int | None) -> int:

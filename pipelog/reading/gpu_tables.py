@@ -27,7 +27,7 @@ from pipelog.reading.streams import Stream
 
 _FIELD = rb"[a-z][a-z_0-9.]*(?: \[[A-Za-z%/]+\])?"
 _QUERY = re.compile(rb"(?:" + _FIELD + rb", ?)+" + _FIELD + rb" *\r?$")
-_TELLING = re.compile(rb"(?:^|, ?)(?:utilization\.gpu|memory\.used)\b")
+_TELLING = re.compile(rb"(?:^|, ?)(?:utilization\.gpu|memory\.used|pci\.bus_id|gpu_bus_id)\b")
 _DMON = re.compile(rb"# ?(?:Date +Time +|Time +)?gpu +(?!.*\bpid\b).*\b(?:sm|fb)\b.*$")
 _BEFORE = 10
 """Lines that may stand before the header: a date, the command."""
@@ -93,7 +93,10 @@ def _cells(data: bytes, columns: _Columns) -> tuple[pa.Array, dict[str, pa.Array
     text = csv.read_csv(pa.BufferReader(data.replace(b"\x01", b" ").replace(b"\0", b" ")), read, parse, convert)["text"].combine_chunks()
     text = pc.utf8_trim_whitespace(text)
     number = pa.array(range(1, len(text) + 1), pa.int64())
-    heading = pc.or_(pc.less(number, columns.line), pc.or_(pc.equal(text, ""), pc.match_substring_regex(text, r"^#|utilization\.gpu|memory\.used")))
+    heading = pc.or_(
+        pc.less(number, columns.line),
+        pc.or_(pc.equal(text, ""), pc.match_substring_regex(text, r"^#|utilization\.gpu|memory\.used|pci\.bus_id|gpu_bus_id")),
+    )
     text, number = text.filter(pc.invert(heading)), number.filter(pc.invert(heading))
     parts = pc.utf8_split_whitespace(text) if columns.blanks else pc.split_pattern(text, ",")
     fits = pc.equal(pc.list_value_length(parts), len(columns.names))
@@ -131,15 +134,18 @@ def _rows(number: pa.Array, cells: dict[str, pa.Array], columns: _Columns) -> pa
         size = pc.multiply(_number(cells["memory.total"]), float(columns.memory_unit))
         words = {"kind": constant("memory_capacity", WORD, n), "name": constant("gpu", WORD, n), "bytes": pc.cast(size, pa.int64(), safe=False)}
         tables.append(conform(pa.table(common | words)).take(_firsts(common["device"], size)))
+    if "index" in cells and (bus := cells.get("pci.bus_id", cells.get("gpu_bus_id"))) is not None:
+        words = {"kind": constant("device", WORD, n), "name": constant("bus", WORD, n), "text": bus}
+        tables.append(conform(pa.table(common | words)).take(_firsts(common["device"], bus)))
     lost = pc.match_substring_regex(cells["_text"], _LOST)
     words = {"kind": constant("error", WORD, n), "name": constant("gpu-driver", WORD, n), "text": cells["_text"]}
     tables.append(conform(pa.table(common | words)).filter(lost))
     return pa.concat_tables(tables).drop_columns(["file"]) if tables else EVENTS.empty_table().drop_columns(["file"])
 
 
-def _firsts(devices: pa.Array, size: pa.Array) -> pa.Array:
-    """The first row of each device that says its size; a capacity does not change."""
-    known = [i for i, value in enumerate(size.to_pylist()) if value]
+def _firsts(devices: pa.Array, said: pa.Array) -> pa.Array:
+    """The first row of each device that says it: its capacity and its address do not change."""
+    known = [i for i, value in enumerate(said.to_pylist()) if value]
     names = devices.take(pa.array(known, pa.int64())).to_pylist()
     return pa.array(sorted(dict(zip(reversed(names), reversed(known), strict=True)).values()), pa.int64())
 

@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 
 from pipelog.events import WORD
 
-_SPOKEN = ("error", "end", "process", "stack", "place")
+_SPOKEN = ("error", "end", "process", "stack", "place", "device")
 _OF_ALL = frozenset({"topology", "rank-line", "megatron-parameters", "launcher"})
 """Places that one process prints of many, or without a word of where it is itself."""
-_SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|err|jsonl?|gz|zst))+$")
+_SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|err|csv|jsonl?|gz|zst))+$")
 _NAMELESS = frozenset({"localhost", "127.0.0.1"})
 _MOST_FILES = 1 << 12
 
 
 def with_own_hosts(table: pa.Table) -> pa.Table:
-    """The event table with the host filled in for errors, ends, processes, stacks and places of nodes' own logs."""
+    """The event table with the host filled in for errors, ends, processes, stacks, places and devices of nodes' own logs."""
     files = [f for f in table.column("file").unique().to_pylist() if f]
     if not 1 < len(files) <= _MOST_FILES:
         return table
@@ -68,7 +68,10 @@ def _by_number(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
-    """File → host, where names of at least two logs hold one known host each, not all the same, and nothing in them is of another host."""
+    """File → host, where names of at least two logs hold one known host each, not all the same, and nothing in them is of another host.
+
+    A table of devices is always that of one host.
+    """
     places = rows[(rows["kind"] == "place") & rows["host"].notna()]
     known = {_short(h): h for h in rows["host"].dropna() if h not in _NAMELESS}
     if len(known) < 2:
@@ -82,10 +85,11 @@ def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
     of_rank = dict(zip(places["rank"], places["host"], strict=True))
     spoken = rows[(rows["kind"] != "place") | (rows["name"] == "introduced")]
     for file, mine in spoken[spoken["file"].isin(found)].groupby("file"):
-        others = {h for h in mine["host"].dropna()} | {of_rank[r] for r in mine["rank"].dropna() if r in of_rank and isinstance(of_rank[r], str)}
+        others = set(mine["host"].dropna()) | {of_rank[r] for r in mine["rank"].dropna() if r in of_rank and isinstance(of_rank[r], str)}
         if {_short(h) for h in others} - {_short(found[str(file)])}:
             del found[str(file)]
-    return found if len(set(found.values())) > 1 else {}
+    # one of several logs, or a table of one host's devices
+    return found if len(set(found.values())) > 1 else {file: found[file] for file in found.keys() & set(rows.loc[rows["kind"] == "device", "file"])}
 
 
 def _of_processes(rows: pd.DataFrame) -> dict[str, str]:

@@ -40,7 +40,7 @@ def ranks_of_writers(here: pa.Table, world: int | None, inputs: list[Input]) -> 
         said = numbers.take(pa.compute.index_in(here.column("label").cast(pa.string()), words))
         in_group = pa.compute.is_in(here.column("name").cast(pa.string()), pa.array(_IN_GROUP, pa.string()))  # `[Rank 0]` of a process group
         rank = pa.compute.coalesce(pa.compute.if_else(in_group, said, pa.scalar(None, pa.int32())), rank, said)
-    files = _by_file(world, inputs, own) if world and world > 1 else {}
+    files = (_by_file(world, inputs, own) if world and world > 1 else {}) | _of_processes(here)
     if files:
         place = pa.compute.index_in(here.column("file").cast(pa.string()), pa.array(list(files), pa.string()))
         bare = pa.compute.and_(
@@ -106,15 +106,18 @@ def _tasks(here: pa.Table, world: int, inputs: list[Input], own: pd.DataFrame) -
 def _locals(here: pa.Table, world: int) -> dict[str, int]:
     """`local 3` → 3 on a single host, where the local rank is the global one.
 
-    It is a single host where the last local rank is that of the last rank, or one beyond the half: hosts have equally many ranks. The
-    latter only where no other host is named, and no line gives a local rank another number.
+    It is a single host where all ranks say so, where the last local rank is that of the last rank, or one beyond the half: hosts have equally
+    many ranks. The latter only where no other host is named, and no line gives a local rank another number.
     """
     known = {w: int(w[6:]) for w in _words(here) if w.startswith("local ") and w[6:].isdecimal()}
     if not known or max(known.values()) >= world:
         return {}
     if max(known.values()) + 1 == world:
         return known
-    pairs = frame(here, ("end", "place", "process", "error"), ("rank", "label", "host"))
+    pairs = frame(here, ("end", "place", "process", "error"), ("kind", "rank", "label", "host"))
+    placed = pairs.loc[pairs["kind"] == "place", ["rank", "host"]].dropna().drop_duplicates()
+    if len(placed) == world and placed["rank"].nunique() == world and len(set(placed["host"])) == 1:
+        return known
     both = pairs.dropna(subset=["rank", "label"])
     numbers = both["label"].map(known)
     hosts = {str(h) for h in here.column("host").unique().to_pylist() if h}
@@ -146,6 +149,15 @@ def _not_of_its_file(here: pa.Table, inputs: list[Input], own: pd.DataFrame) -> 
     place = pa.compute.index_in(here.column("file").cast(pa.string()), pa.array(list(wrong), pa.string()))
     void = pa.compute.equal(rank, pa.array(list(wrong.values()), pa.int32()).take(place))
     return pa.compute.if_else(pa.compute.fill_null(void, False), pa.scalar(None, pa.int32()), rank)
+
+
+def _of_processes(here: pa.Table) -> dict[str, int]:
+    """File → rank, where each of several logs is that of one process, which states its rank as mpirun told it."""
+    rows = frame(here, ("place",), ("name", "rank", "file"))
+    said = rows.loc[rows["name"] == "discovery", ["rank", "file"]].dropna().drop_duplicates()
+    if len(said) < 2 or said["file"].duplicated().any() or said["rank"].duplicated().any():
+        return {}
+    return dict(zip(said["file"], said["rank"].astype(int), strict=True))
 
 
 def _by_file(world: int, inputs: list[Input], own: pd.DataFrame) -> dict[str, int]:

@@ -260,10 +260,11 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
         ranks["replica"] = pd.array(np.arange(size) // tp % dp, dtype="Int64")
         ranks["tensor"] = pd.array(np.arange(size) % tp, dtype="Int64")
     ranks = ranks.set_index("rank")
-    for name in ("discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
+    known = _without_doubt(known, shape, size)
+    for name in ("introduced", "discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
         mine = known[known["name"] == name].drop_duplicates("rank", keep="last").set_index("rank")
         mine = mine[mine.index < size]
-        told = ("stage", "replica", "tensor", "host") if name in ("discovery", "launcher") else ("stage", "replica", "tensor")
+        told = ("stage", "replica", "tensor") if name in ("rank-line", "topology") else ("stage", "replica", "tensor", "host")
         for column in told:  # what one rank prints of another stands behind its own host
             values = mine[column].dropna()
             ranks.loc[values.index, column] = values
@@ -274,16 +275,53 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
-    return ranks.reset_index()[columns]
+    return _block_by_block(ranks.reset_index()[columns])
+
+
+def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataFrame:
+    """The places without what ranks say of themselves in words of their own and what cannot be: a host or a place that one rank gives twice, an axis
+    that is no axis (`pp=4` of every rank is how many there are).
+    """
+    own = places["name"] == "introduced"
+    out = places.copy()
+    for column, given in (("stage", shape.pp), ("replica", shape.dp), ("tensor", shape.tp), ("host", None)):
+        mine = out.loc[own & out[column].notna(), ["rank", column]].drop_duplicates()
+        good = not mine["rank"].duplicated().any()
+        if good and column != "host" and len(mine):
+            counts = mine[column].value_counts()
+            good = int(counts.index.max()) < (given or size) and int(counts.index.min()) == 0 and len(counts) > 1
+            good = good and (len(mine) < size or len(set(counts)) == 1)
+        if not good:
+            out.loc[own, column] = pd.NA if column != "host" else None
+    return out
+
+
+def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
+    """Hosts of ranks that say nothing of it: launchers fill one host after the other, so where all that is known is blocks of equal length,
+    of each of which at least half is known, the rest of a block is where its others are.
+    """
+    hosts = ranks["host"].dropna()
+    n = hosts.nunique()
+    if len(hosts) in (0, len(ranks)) or len(ranks) % n or hosts.isin(_NAMELESS).any():
+        return ranks
+    length = len(ranks) // n
+    known = pd.DataFrame({"block": hosts.index // length, "host": hosts})
+    of_block = known.drop_duplicates()
+    if len(of_block) != n or of_block["block"].nunique() != n or known["block"].value_counts().min() * 2 < length:
+        return ranks
+    rest = pd.Series(ranks.index // length, index=ranks.index).map(of_block.set_index("block")["host"])
+    return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
 
 
 _NAMELESS = frozenset({"localhost", "127.0.0.1"})
+_OF_OTHERS = frozenset({"place", "megatron_timer", "straggler_figure"})
+"""Kinds of rows that one rank prints of others: they stand behind its own host."""
 
 
 def _hosts(here: pa.Table) -> dict[int, str]:
     """Host of each rank as prefixes and traces say, on lines of its own: a topology is printed by one rank for all."""
     counted = here.select(["rank", "host", "kind"]).group_by(["rank", "host", "kind"]).aggregate([([], "count_all")]).to_pandas()
-    counted = counted[counted["rank"].notna() & counted["host"].notna() & (counted["kind"] != "place")]
+    counted = counted[counted["rank"].notna() & counted["host"].notna() & ~counted["kind"].isin(_OF_OTHERS)]
     if not len(counted):
         return {}
     pairs = counted.groupby(["rank", "host"], observed=True)["count_all"].sum().reset_index().to_dict("records")

@@ -62,6 +62,7 @@ def mpi_daemon_lost(case: Case) -> Iterator[Advice]:
     category="launch",
     pattern=r"Duplicate GPU detected(?: ?: rank (?P<a>\d+) and rank (?P<b>\d+))?",
     says="was started with several ranks on one GPU",
+    of_ranks="were started on one and the same GPU",
     job=True,
     first=17,
 )

@@ -286,6 +286,7 @@ def dependency(case: Case) -> Iterator[Advice]:
     category="numerics.loss-scale",
     pattern=r"Current loss scale already at minimum|loss scale.*(?:minimum|too small|below)|Minimum loss scale reached",
     says="skipped so many fp16 steps that the loss scale reached its minimum",
+    of_ranks="saw the overflows that took the loss scale to its minimum; no other rank reported one",
     job=True,
     first=15,
 )

@@ -1,0 +1,124 @@
+"""Who is who: the rank of a process, of a device's bus address, of a local rank on a host, as launchers, NCCL and the ranks themselves tell it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.postmortem.neighbours import local_ranks
+from pipelog.tables import frame, table
+from pipelog.tables.topology import Topology
+
+_LISTED = re.compile(r"['\"]([^'\"]+)['\"]: \[([\d, ]*)\]")
+"""A host and its devices in the launcher's `WORLD INFO DICT: {'lab-big': [4, 5, 6, 7]}`: the k-th is that of local rank k."""
+_XID_OF = re.compile(r"\bpid='?(\d{1,9})\b")
+_BUS = re.compile(r"(?i)^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-7])?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Ranks of processes, bus addresses and local ranks, by host; the host is null where there is one, or none is named."""
+
+    processes: dict[tuple[str | None, Any], int]
+    buses: dict[tuple[str | None, Any], int]
+    locals: dict[tuple[str | None, Any], int]
+
+    def of_process(self, host: str | None, pid: int) -> int | None:
+        """The rank of a process; of a number that is used once also where its host is not known, or has another name."""
+        return _found(self.processes, host, pid)
+
+    def of_bus(self, host: str | None, address: str | None) -> int | None:
+        """The rank whose device has a bus address, which hosts of one make have in common: on the host named, or where there is one."""
+        known = _normal(address)
+        return None if known is None else _found(self.buses, host, known)
+
+    def of_local(self, host: str | None, label: str) -> int | None:
+        """The rank of `local 3` on a host; where only one has local ranks, also where it is not named."""
+        hosts = {h for h, _ in self.locals}
+        return self.locals.get((host or (next(iter(hosts)) if len(hosts) == 1 else None), label))
+
+
+def _found(known: dict[tuple[str | None, Any], int], host: str | None, key: Any) -> int | None:
+    if (host, key) in known:
+        return known[host, key]
+    hosts = {h for h, _ in known}
+    one = len(hosts) <= 1 or (host is None and sum(k == key for _, k in known) == 1)
+    return next((rank for (_, k), rank in known.items() if k == key), None) if one else None
+
+
+@table("identities", needs=("placed", "topology"))
+def identities(placed: pa.Table, topology: Topology) -> Identities:
+    """Put together what says it: processes that a launcher spawned for a local rank, that name themselves, or that NCCL counts (in the communicator
+    that has all ranks); devices that NCCL names, that a kernel's Xid ties to a process, or whose number a table of nvidia-smi and the launcher's
+    list of devices tie to a local rank.
+    """
+    local = local_ranks(placed)
+    rows = frame(placed, ("process",), ("name", "rank", "host", "label", "value", "steps", "text"))
+    sizes = rows.loc[rows["name"] == "nccl", "steps"].dropna()
+    processes, buses = _told(rows, local, topology.world_size or len(topology.ranks) or (int(sizes.max()) if len(sizes) else None))
+    xid = frame(placed, ("error",), ("name", "host", "group", "text")).query("name == 'kernel-xid'")
+    made = Identities(processes, buses, local)
+    for host, address, text in zip(xid["host"], xid["group"], xid["text"], strict=True):
+        if (said := _XID_OF.search(text or "")) and (bus := _normal(address)) is not None:
+            rank = made.of_process(_word(host), int(said[1]))
+            if rank is not None:
+                buses.setdefault((_word(host), bus), rank)
+    for host, bus, rank in _numbered(placed, local):
+        buses.setdefault((host, bus), rank)
+    return made
+
+
+def _told(
+    rows: pd.DataFrame, local: dict[tuple[str | None, str], int], world: int | None
+) -> tuple[dict[tuple[str | None, Any], int], dict[tuple[str | None, Any], int]]:
+    processes: dict[tuple[str | None, Any], int] = {}
+    buses: dict[tuple[str | None, Any], int] = {}
+    columns = ("name", "rank", "host", "label", "value", "steps", "text")
+    for name, rank, host, label, pid, size, text in zip(*(rows[c] for c in columns), strict=True):
+        if pd.isna(pid):
+            continue
+        key = (_word(host), int(pid))
+        if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
+            processes[key] = int(rank)
+            if isinstance(text, str):
+                buses[key[0], text] = int(rank)
+        elif name in ("spawned", "worker"):
+            known = rank if not pd.isna(rank) else local.get((key[0], label)) if isinstance(label, str) else None
+            if known is not None and not pd.isna(known):
+                processes.setdefault(key, int(known))
+    return processes, buses
+
+
+def _numbered(placed: pa.Table, local: dict[tuple[str | None, str], int]) -> Iterable[tuple[str | None, str, int]]:
+    """(host, bus address, rank) of devices that nvidia-smi numbers, where the launcher lists the devices of each host."""
+    listed = frame(placed, ("device",), ("name", "host", "device", "text"))
+    listed = listed[listed["name"] == "bus"].dropna(subset=["device", "text"])
+    if not len(listed):
+        return
+    facts = frame(placed, ("fact",), ("name", "text"))
+    devices: dict[str, list[str]] = defaultdict(list)
+    for text in facts.loc[facts["name"] == "launch.world_info", "text"].dropna().unique():
+        devices |= {host: numbers.split(", ") for host, numbers in _LISTED.findall(text)}
+    for host, device, address in zip(listed["host"], listed["device"], listed["text"], strict=True):
+        known = _word(host) or (next(iter(devices)) if len(devices) == 1 else None)
+        number = device.removeprefix("gpu ")
+        if known in devices and number in devices[known] and (bus := _normal(address)) is not None:
+            rank = local.get((known, f"local {devices[known].index(number)}"))
+            if rank is not None:
+                yield known, bus, rank
+
+
+def _normal(address: str | None) -> str | None:
+    """`0000:c3:00` of `PCI:0000:c3:00`, `00000000:C3:00.0`, `c3:00.0`."""
+    match = _BUS.match(address.removeprefix("PCI:")) if isinstance(address, str) else None
+    return f"{(match['domain'] or '0')[-4:]:0>4}:{match['bus']}:{match['device']}".lower() if match else None
+
+
+def _word(host: Any) -> str | None:
+    return host if isinstance(host, str) else None
