@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelog.events import Input
 from pipelog.tables import frame
+from pipelog.tables.environment import ranks_of_environment
 
 _STARTS_OTHERS = frozenset({"spawned", "node", "torchrun", "restart", "child-failed"})
 _OWN = ("step", "progress", "iteration", "memory_usage", "overflow", "error")
@@ -40,6 +41,7 @@ def ranks_of_writers(here: pa.Table, world: int | None, inputs: list[Input]) -> 
         said = numbers.take(pa.compute.index_in(here.column("label").cast(pa.string()), words))
         in_group = pa.compute.is_in(here.column("name").cast(pa.string()), pa.array(_IN_GROUP, pa.string()))  # `[Rank 0]` of a process group
         rank = pa.compute.coalesce(pa.compute.if_else(in_group, said, pa.scalar(None, pa.int32())), rank, said)
+    rank = ranks_of_environment(here, rank, world, own)
     files = (_by_file(world, inputs, own) if world and world > 1 else {}) | _of_processes(here)
     if files:
         place = pa.compute.index_in(here.column("file").cast(pa.string()), pa.array(list(files), pa.string()))

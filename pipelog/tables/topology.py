@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelog.events import Input
 from pipelog.tables import coded, frame, of_kind, table, whole_numbers
+from pipelog.tables.environment import places as places_of_environment
 from pipelog.tables.labels import ranks_of_writers
 
 
@@ -268,7 +269,7 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
         for column in told:  # what one rank prints of another stands behind its own host
             values = mine[column].dropna()
             ranks.loc[values.index, column] = values
-    hosts = _hosts(here)
+    hosts = {p.rank: p.host for p in places_of_environment(here, size) if p.host} | _hosts(here)
     for rank, host in hosts.items():
         if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in _NAMELESS):
             ranks.at[rank, "host"] = host
