@@ -354,6 +354,7 @@ def _notes(tables: Tables) -> list[str]:
         before = "" if attempts.jobs else _ended_before(tables)
         chosen = f"start {tables['chosen'] + 1} (--attempt {tables['chosen']}; the first is --attempt 0)"
         notes.append(f"The files hold {attempts.count} {what}; {before}the figures speak of {chosen}.")
+    notes += [n for n in [tables["afterwards"]] if n]
     notes += _without_checkpoint(tables)
     if _warm_up_alone(tables):
         notes.append("One print interval alone was timed, and the first holds warm-up: its times are no claim about the run.")

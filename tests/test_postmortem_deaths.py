@@ -77,6 +77,47 @@ def test_the_time_limit_kills_and_the_kill_is_not_the_cause() -> None:
     assert (death.status, death.category, death.known) == ("time-limit", "scheduler.time-limit", True)
 
 
+DEADLINE = [end("k8s-deadline", "Failed   True    DeadlineExceeded"), end("k8s-deadline", "Warning  DeadlineExceeded")]
+
+
+def active(seconds: int) -> Row:
+    return {"kind": "fact", "name": "limit.active_deadline_s", "value": float(seconds), "text": str(seconds)}
+
+
+def test_the_deadline_of_a_job_of_kubernetes_is_said_and_is_no_limit_of_slurm() -> None:
+    death = verdict([active(1800), step(1), step(2), *DEADLINE, end("signal", "Main process received SIGTERM, exiting", value=15.0)])
+    assert (death.status, death.title) == ("time-limit", "The job reached its time limit of 1,800 s (activeDeadlineSeconds)")
+    assert [e.line for e in death.evidence] == [4, 1]
+    assert [c["what"] for c in death.consequences] == ["was cancelled"]  # the event repeats what the status says
+    assert "activeDeadlineSeconds" in death.advice[0].action
+    assert not [a for a in death.advice if "Slurm" in a.action]
+
+
+def test_of_two_deadlines_none_is_said_and_slurm_has_none() -> None:
+    assert verdict([active(1800), active(7200), step(1), step(2), *DEADLINE]).title == "The job reached its time limit"
+    assert [a.action for a in verdict([step(1), step(2), LIMIT]).advice if "Slurm" in a.action]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([DONE, raised("ModuleNotFoundError: No module named 'convert'"), left(1)], "ModuleNotFoundError: No module named 'convert'” (train.log:4)"),
+        ([DONE, end("signal", "Received 15 death signal, shutting down workers", value=15.0)], "Received 15 death signal, shutting down workers”"),
+        ([DONE, raised(PEER, 1)], None),  # ranks that end one after another
+        ([DONE, raised("TypeError: 'NoneType' object is not callable", stream="ignored")], None),
+        ([raised("ValueError: a file is not there"), step(3), step(4), DONE], None),  # survived
+        ([DONE], None),
+    ],
+)
+def test_what_fails_after_the_end_has_one_quiet_line(rows: list[Row], told: str | None) -> None:
+    report = report_of([step(1), step(2), *rows])
+    assert report.run["status"] == "completed"
+    assert report.failure is None
+    notes = [n for n in report.notes if n.startswith("After the end of the training (train.log:")]
+    assert len(notes) == (told is not None)
+    assert told is None or told in notes[0]
+
+
 def test_a_node_that_failed_is_no_cancellation() -> None:
     text = "slurmstepd: error: *** STEP 812345.0 ON node-7 CANCELLED AT 2024-03-05T16:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
     death = verdict([step(1), step(2), end("slurm-node-failure", text, host="node-7"), left(-15)])

@@ -80,11 +80,15 @@ class _Strand:
 
 
 class Region:
-    """Reads the lines of one writer in order. strict: they all are of one process and of its tracebacks (torch's prefix)."""
+    """Reads the lines of one writer in order. strict: they all are of one process and of its tracebacks (torch's prefix).
+
+    unfinished: lines of tracebacks whose exception never came; reached: the last frame of those that stood alone.
+    """
 
     def __init__(self, *, strict: bool) -> None:
         self.chains: list[Chain] = []
         self.unfinished: list[int] = []
+        self.reached: dict[int, Frame] = {}
         self._strict = strict
         self._strands: dict[str, _Strand] = {}
         self._margins: list[tuple[re.Pattern[str], _Strand]] = []
@@ -318,6 +322,8 @@ class Region:
         """All tracebacks of the cluster have ended, or the rest never will: give them their frames."""
         if over:
             self.unfinished += [begun.line for begun in strand.open]
+            if len(strand.cluster) == len(strand.open) == 1 and strand.frames and not strand.mixed:
+                self.reached[strand.open[0].line] = strand.frames[-1]
         raised = [begun.raised for begun in strand.cluster if begun.raised]
         if raised:
             counted = Counter((f.path, f.at, f.function) for f in strand.frames)

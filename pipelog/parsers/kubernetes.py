@@ -141,3 +141,16 @@ def placed(found: Records) -> Iterator[Rows]:
 def succeeded(found: Records) -> Iterator[Rows]:
     """Give a pod whose containers have all ended well."""
     yield found.rows("end", "k8s-succeeded", text=joined("Status: ", found["word"]))
+
+
+# Active Deadline Seconds:  1800s
+#   activeDeadlineSeconds: 1800
+@records(
+    "kubernetes-active-deadline",
+    mark=("Active Deadline Seconds:", "activeDeadlineSeconds"),
+    head=r"^\s*(?:- )?\"?$",
+    pattern=r"^\w[\w ]*\"?: *(?P<seconds>\d{1,9})s?,?\s*$",
+)
+def active_deadline(found: Records) -> Iterator[Rows]:
+    """Give the time that a Job or a pod may take, s, as a fact."""
+    yield found.rows("fact", "limit.active_deadline_s", value=found.float("seconds"), text=found["seconds"])

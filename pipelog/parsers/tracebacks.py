@@ -70,7 +70,12 @@ def traceback(found: Block) -> Iterator[Row | Skipped]:
     for line in region.unfinished:
         yield Skipped(last, ENDS_WITHIN) if line == cut else Skipped(line, "python-traceback: its last line was not found")
     if cut is not None:
-        yield {"kind": "error", "name": "traceback-cut", "line": cut, "text": f"{MARK}:"} | ({"rank": None} if of_head and not logged else {})
+        of_cut: Row = {"rank": None} if of_head and not logged else {}
+        if (frame := region.reached.get(cut)) is None:
+            yield {"kind": "error", "name": "traceback-cut", "line": cut, "text": f"{MARK}:"} | of_cut
+        else:
+            at = f"{frame.path}:{frame.at} {frame.function}".rstrip()[:_MOST_CHARACTERS]
+            yield {"kind": "error", "name": "traceback-cut", "line": cut, "value": float(frame.line), "text": f"{MARK}:\n{at}"} | of_cut
 
 
 def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:

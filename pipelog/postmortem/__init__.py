@@ -5,5 +5,6 @@ errors      every line that speaks of a failure, with its kind, rank, stage, hos
 roles       which of them began it, which followed, which were survived
 hangs       who is waited for: watchdogs, timeouts, silence, stack dumps, flight recorders
 deaths      one verdict an attempt
+afterwards  what the log of a run that came to its end says below that
 ledger      where the time of several attempts went
 """

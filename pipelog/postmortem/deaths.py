@@ -24,7 +24,7 @@ from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.ending import Ending
-from pipelog.tables.topology import Topology
+from pipelog.tables.topology import Topology, said
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def death(
     by_signal = ending.unsent and primary_of(roles, bad_end=False, weakest=Strength.SYMPTOM) is not None  # something was wrong before it
     if ending.status in ("cancelled", "time-limit", "preempted") and ending.file is not None and not by_signal:
         first = roles.index[(roles["file"] == ending.file) & (roles["line"] == ending.line)]
-        return _of_scheduler(chosen, ending, roles, first, work, hang, topology)
+        return _of_scheduler(chosen, ending, roles, first, work, hang, topology, facts)
     primary = primary_of(roles, bad_end=ending.status == "failed")
     strength = Strength.WORD if primary is None else Strength(roles.at[primary, "strength"])
     if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
@@ -324,17 +324,21 @@ def _look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
 
 
 def _of_scheduler(
-    attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame, hang: Hang | None, topology: Topology
+    attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame, hang: Hang | None, topology: Topology, facts: pd.DataFrame
 ) -> Death:
     outside = ending.unsent
+    case = Case(ending.text or "", None, None, None, None, Topology(), Config(), facts)
+    limits = said(facts, ("limit.active_deadline_s",)) if ending.status == "time-limit" else []
+    limit = limits[0] if len(limits) == 1 else None
     words = {
         "cancelled": "was ended by a signal from outside; the files do not say who sent it" if outside else "was cancelled",
-        "time-limit": "reached its time limit",
+        "time-limit": f"reached its time limit{f' of {limit.value:,.0f} s (activeDeadlineSeconds)' if limit is not None else ''}",
         "preempted": "was preempted",
     }
     name = {"cancelled": "cancelled", "time-limit": "time-limit", "preempted": "preempted"}[ending.status]
     roles.loc[roles["role"] != Role.BENIGN.value, ["role", "why"]] = [Role.TEARDOWN.value, f"the job {words[ending.status]}"]
-    roles.loc[first, ["role", "why"]] = [Role.INITIATING.value, "a signal ended it" if outside else "the scheduler says so"]
+    again = roles.index[roles["error"].isin(roles.loc[first, "error"])] if not outside else first  # events repeat what the status says
+    roles.loc[again, ["role", "why"]] = [Role.INITIATING.value, "a signal ended it" if outside else "the scheduler says so"]
     since, silent = _silence_before(ending, work)
     whom = (
         Whom() if hang is None else Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology))
@@ -345,7 +349,8 @@ def _of_scheduler(
         else "; ".join(w for w in (f"{subject(whom, topology)} {hang.doing}" if whom.ranks and hang.doing else hang.doing, hang.why) if w)
     )
     hung = f"; it hung before that: {stood}" if stood else ""
-    shown = [(ending.file, ending.line, ending.text)] + [(f, n, None) for f, n in (hang.evidence[:3] if hang is not None and hung else ())]
+    stated = [(limit.file, limit.line, None)] if limit is not None else []
+    shown = [(ending.file, ending.line, ending.text), *stated] + [(f, n, None) for f, n in (hang.evidence[:3] if hang is not None and hung else ())]
     look = [Advice(f"see why rank {listed(whom.ranks)} stood still before you start it again: its stack, its log, its host")] if whom.ranks else []
     return Death(
         attempt,
@@ -364,7 +369,7 @@ def _of_scheduler(
         evidence=tuple(Evidence(str(f), n, t) for f, n, t in shown),
         consequences=consequences_of(roles),
         missing=("the scheduler's accounting (sacct, kubectl describe), the logs of the other nodes",) if outside else (),
-        advice=(*look, *KINDS[name].advice(Case(ending.text or "", None, None, None, None, Topology(), Config(), pd.DataFrame()))),
+        advice=(*look, *KINDS[name].advice(case)),
         roles=roles,
     )
 
@@ -386,6 +391,8 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tup
     for place in lines[:4]:
         row = roles.loc[place]
         out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
+        if row["name"] == "traceback-cut" and not pd.isna(row["value"]):  # the last frame that is there
+            out.setdefault((row["file"], int(row["value"])), Evidence(str(row["file"]), int(row["value"]), None))
     codes = roles[roles["code"].notna()]
     if len(codes):
         row = codes.iloc[0]

@@ -286,6 +286,22 @@ def traceback_cut(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "traceback-cut-below",
+    category="unknown",
+    pattern=r"\n(?:\S*?/)??(?P<at>(?:[^/\s]+/){0,3}[^/\s]+:\d+ \S.*)",
+    says="raised an exception of which the files hold only the beginning, down to {at}",
+    known=False,
+    strength=Strength.WORD,
+    rows=("traceback-cut",),
+    first=0,
+    missing=("the rest of the traceback: the file ends within it",),
+)
+def traceback_cut_below(case: Case) -> Iterator[Advice]:
+    """A traceback of which frames were written, and not the exception: where it went is known, neither what was raised nor whether deeper."""
+    yield Advice("copy the file again, or look for the rest where the scheduler keeps the job's output: the exception itself, and the frames below")
+
+
+@kind(
     "word",
     category="unknown",
     pattern=r"",

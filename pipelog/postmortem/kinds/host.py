@@ -158,6 +158,12 @@ def ray_worker_gone(case: Case) -> Iterator[Advice]:
 )
 def time_limit(case: Case) -> Iterator[Advice]:
     """The scheduler ended the job at its limit: nothing failed."""
+    if case.match(r"(?i)DeadlineExceeded|active on the node longer than"):
+        yield Advice("raise activeDeadlineSeconds of the Job if the run is to take longer (`kubectl describe job` shows it)")
+        yield Advice(
+            "save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins), and start the next Job from it: a Job at its deadline is not started again"
+        )
+        return
     yield Advice("save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins; Slurm: --signal=B:USR1@300) and chain the next job")
 
 
