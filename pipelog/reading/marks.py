@@ -20,6 +20,7 @@ from pipelog.parsing import BLOCKS, LINES, RECORDS, BlockParser, LineParser, Rec
 from pipelog.registry import load
 
 _SHADOW, _NONE = -1, -2
+_NOWHERE = np.iinfo(np.int64).max
 RANK_TAG, PROGRESS_BAR = b"[rank", b"%|"
 """No marks, but of a block without them less has to be asked; the scan tells it for less than a search of its own."""
 
@@ -169,7 +170,7 @@ def find(hits: Hits, data: bytes, newlines: np.ndarray) -> Found | None:
 def find_lines(hits: Hits, data: bytes, newlines: np.ndarray) -> tuple[Found, list[tuple[LineParser, np.ndarray]]] | None:
     """The lines that parsers of whole lines want, and for each such parser, in order, which of them.
 
-    start is the first mark on a line, end the end of the line; what a progress bar wrote over counts as a line of its own.
+    start is the first mark on a line (of parsers that want each line, if there is one), end the end of the line; what a progress bar wrote over counts as a line of its own.
     """
     parser = hits.marks.line_of[hits.literal]
     mine = parser >= 0
@@ -184,7 +185,9 @@ def find_lines(hits: Hits, data: bytes, newlines: np.ndarray) -> tuple[Found, li
     for index in np.flatnonzero(np.bincount(parser)).tolist():
         mine = which[parser == index]
         claims.append((hits.marks.lines[index], mine[np.diff(mine, prepend=-1) > 0]))  # each line once
-    start = start[opening]
+    begins = np.array([parser.once for parser in hits.marks.lines])[parser]  # what is said once has marks that stand in heads: they cut none
+    others = np.minimum.reduceat(np.where(begins, _NOWHERE, start), opening)
+    start = np.where(others < _NOWHERE, others, start[opening])
     line = np.searchsorted(newlines, start)
     head = np.concatenate(([0], borders + 1))[pieces]
     line_start = np.concatenate(([0], newlines + 1))[line]
