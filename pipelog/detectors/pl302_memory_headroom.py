@@ -45,7 +45,7 @@ def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame,
     yield Finding(
         "PL302",
         "memory-headroom",
-        f"rank {int(row['rank'])} reserves up to {size(row['used'])} of {size(capacity)} ({percent(row['used'] / capacity)}){others}",
+        f"rank {int(row['rank'])} {'allocates' if pd.isna(row['max_reserved']) else 'reserves'} up to {size(row['used'])} of {size(capacity)} ({percent(row['used'] / capacity)}){others}",
         Severity.WARNING,
         Confidence.MEDIUM,
         Where(ranks=ranks, stages=stages),
