@@ -145,3 +145,25 @@ def test_loguru_and_structlog(tmp_path: Path) -> None:
     chain = [{"exc_type": "KeyError", "exc_value": "'labels'", "frames": frames}]
     events = read(tmp_path, [{"event": "failed", "level": "error", "rank": 1, "exception": chain}] * 2)
     assert ("python-exception", "KeyError: 'labels'") in rows(events, "error", "name", "text")
+
+
+def test_the_place_of_a_rank_is_told_once(tmp_path: Path) -> None:
+    begun: list[dict[str, Any] | str] = [
+        {
+            "event": "dist.init",
+            "level": "info",
+            "timestamp": "2025-07-19T05:00:00Z",
+            "rank": r,
+            "host": f"n{r // 2}",
+            "pp": 2,
+            "dp": 2,
+            "stage": r // 2,
+            "dp_rank": r % 2,
+        }
+        for r in range(4)
+    ]
+    events = read(tmp_path, [*begun, *begun, {"event": "step", "level": "info", "rank": 3, "stage": 1, "dp_rank": 1, "host": "n1"}])
+    told = [(r, s, d, h, line) for r, s, d, h, line in rows(events, "place", "rank", "stage", "replica", "host", "line")]
+    assert told == [(0, 0, 0, "n0", 1), (1, 0, 1, "n0", 2), (2, 1, 0, "n1", 3), (3, 1, 1, "n1", 4)]
+    sizes: list[dict[str, Any] | str] = [{"event": "init", "level": "info", "rank": r, "pp": 2, "dp": 2} for r in range(4)]
+    assert "place" not in read(tmp_path, sizes).table["kind"].to_pylist()

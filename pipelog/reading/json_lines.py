@@ -23,6 +23,12 @@ _LEVELS = ("level", "levelname", "severity", "log_level", "lvl", "stream")
 _TRACEBACKS = ("exc_info", "exc_text", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace")
 _RANKS = ("rank", "global_rank", "world_rank")
 _HOSTS = ("hostname", "host", "node", "nodename")
+_AXES = {
+    "stage": ("stage", "stage_id", "pp_rank", "pipe_rank", "pipeline_rank", "pipeline_parallel_rank", "pp_stage", "pipeline_stage"),
+    "dp_rank": ("dp_rank", "data_rank", "data_parallel_rank"),
+    "tp_rank": ("tp_rank", "tensor_rank", "tensor_parallel_rank", "mp_rank"),
+}
+"""Keys for the place of a rank; `pp`, `dp` and `tp` alone are mostly how many there are."""
 _SAMPLE = 400
 _MOST_RANKS = 1 << 20
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s*(Z|[+-]\d\d:?\d\d)?$")
@@ -69,19 +75,20 @@ def unwrapped(pieces: Iterator[bytes], written: Form, *, flat: bool = False, not
     """The text of such a log. flat: one line a record, its first and its last."""
     held = b""
     parts: dict[str, str] = {}
+    placed: set[str] = set()
     for piece in pieces:
         *lines, held = (held + piece).split(b"\n")
-        out = [_lines_of(line, written, parts, flat=flat, note=note) + "\n" for line in lines]
+        out = [_lines_of(line, written, parts, placed, flat=flat, note=note) + "\n" for line in lines]
         yield "".join(out).encode("utf-8", "replace")
     if held:
-        yield _lines_of(held, written, parts, flat=flat, note=note).encode("utf-8", "replace")
+        yield _lines_of(held, written, parts, placed, flat=flat, note=note).encode("utf-8", "replace")
     for text in parts.values():
         if note is not None:
             note(1, "more")
         yield ("\n" + text).encode("utf-8", "replace")
 
 
-def _lines_of(line: bytes, written: Form, parts: dict[str, str], *, flat: bool, note: Note | None) -> str:
+def _lines_of(line: bytes, written: Form, parts: dict[str, str], placed: set[str], *, flat: bool, note: Note | None) -> str:
     record = _record(line)
     if record is None:
         out = [line.decode("utf-8", "replace")]
@@ -101,6 +108,9 @@ def _lines_of(line: bytes, written: Form, parts: dict[str, str], *, flat: bool, 
         else:
             if _level(record) in _ERRORS and len(texts) == 1 and texts[0] and not _SAYS_SO.search(texts[0]):
                 texts.append(f"ERROR: {texts[0]}")
+            if (place := _place(record, written)) and place not in placed:
+                placed.add(place)
+                texts.append(place)
             head = _head(record, written)
             out = [head + t for t in texts]
     if note is not None:
@@ -156,6 +166,14 @@ def _head(record: Record, written: Form) -> str:
 def _number(record: Record, key: str | None) -> int | None:
     value = str(_field(record, key)) if key else ""
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 8 and int(value) < _MOST_RANKS else None
+
+
+def _place(record: Record, written: Form) -> str:
+    """A rank and its place in the mesh as a line of its own, as a process would introduce itself; empty where the record does not tell both."""
+    rank = _number(record, written.rank)
+    told = [(axis, next((n for key in keys if (n := _number(record, key)) is not None), None)) for axis, keys in _AXES.items()]
+    axes = [f"{axis}={number}" for axis, number in told if number is not None]
+    return " ".join([f"rank={rank}", *axes]) if rank is not None and axes else ""
 
 
 def _level(record: Record) -> str:
