@@ -29,13 +29,16 @@ class Said:
 class Topology:
     """Shape of the job. ranks: rank, stage, replica, tensor, host (null where not known). stages: stage, first_layer, layers, params.
 
-    said: where world_size, pp, dp and tp come from. conflicts: (what, the values that disagree).
+    cp: ranks that share a sequence (Megatron's context parallelism), which count within a replica. stages_first: whether ranks count stages before replicas;
+    null where the files contradict one another. said: where world_size, pp, dp and tp come from. conflicts: (what, the values that disagree).
     """
 
     world_size: int | None = None
     pp: int | None = None
     dp: int | None = None
     tp: int | None = None
+    cp: int = 1
+    stages_first: bool | None = False
     partition_method: str | None = None
     ranks: pd.DataFrame = field(default_factory=pd.DataFrame)
     stages: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -111,6 +114,9 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
         others = {int(s.value): s for s in reversed(values) if s.source not in _COMMAND_LINE}
         if len(others) > 1:
             shape.conflicts.append((quantity, list(others.values())))
+    shape.cp = next((int(s.value) for s in said(facts, ("topology.cp", "args.context_parallel_size")) if isinstance(s.value, float)), 1)
+    orders = set(facts.loc[facts["name"] == "args.use_tp_pp_dp_mapping", "value"].dropna() == 1)
+    shape.stages_first = (orders == {True}) if len(orders) < 2 else None
     if not len(places):
         places = _from_groups(facts)
         _from_places(shape, places, absent=None)
@@ -207,7 +213,7 @@ def _take_stages(shape: Topology, stage_of: dict[int, int]) -> None:
 
 
 def _complete(shape: Topology, here: pa.Table) -> None:
-    """What is still missing: the stage list, then the product."""
+    """What is still missing: the stage list, then the product. The ranks that share a sequence are counted with the tensor-parallel ones."""
     listed = frame(here, ("stage",), ("name", "stage", "file", "line")).dropna(subset=["stage"])
     if shape.pp is None and len(listed) and _whole_list(listed, here, shape.tp):
         row = listed.loc[listed["stage"].astype(int).idxmax()]
@@ -303,7 +309,7 @@ def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
     """
     hosts = ranks["host"].dropna()
     n = hosts.nunique()
-    if len(hosts) in (0, len(ranks)) or len(ranks) % n or hosts.isin(_NAMELESS).any():
+    if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(_NAMELESS).any():
         return ranks
     length = len(ranks) // n
     known = pd.DataFrame({"block": hosts.index // length, "host": hosts})
