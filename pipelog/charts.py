@@ -157,7 +157,7 @@ def _stages(tables: Tables) -> list[dict[str, Any]] | None:
 def _peers(tables: Tables) -> list[dict[str, Any]] | None:
     """Compute per micro-batch of each rank whose stage was recorded on several replicas, medians over steps."""
     found = tables.get("peers")
-    if found is None or not 0 < found["rank"].nunique() <= _MOST_PEERS:
+    if found is None or not 0 < found["rank"].nunique() <= _MOST_PEERS or (tables["compute_time"]["per"] != "micro-batch").any():
         return None
     per = found.groupby(["stage", "replica", "rank"])[["compute_ns", "peer_ns"]].median().reset_index()
     return [

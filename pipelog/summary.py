@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog import charts
-from pipelog._text import iso
+from pipelog._text import count, iso
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
@@ -278,7 +278,7 @@ def _imbalance(tables: Tables) -> JSON:
     if balance is None or topology.pp is None or topology.pp < 2 or len(balance) < topology.pp:
         return {"value": None, "slowest_stage": None, "source": None}
     worst = balance.loc[balance["excess"].idxmax()]
-    return {"value": float(worst["excess"]), "slowest_stage": int(worst["stage"]), "source": "trace"}
+    return {"value": float(worst["excess"]), "slowest_stage": int(worst["stage"]), "source": tables["compute_time"]["source"].iloc[0]}
 
 
 def _memory(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
@@ -352,7 +352,7 @@ def _notes(tables: Tables) -> list[str]:
     if attempts.count > 1:
         what = "starts of different jobs" if attempts.jobs else "starts of the job"
         before = "" if attempts.jobs else _ended_before(tables)
-        chosen = f"start {tables['chosen'] + 1} (--attempt {tables['chosen']}; the first is --attempt 0)"
+        chosen = f"attempt {tables['chosen']} (the first is 0; --attempt shows another)"
         notes.append(f"The files hold {attempts.count} {what}; {before}the figures speak of {chosen}.")
     notes += [n for n in [tables["afterwards"]] if n]
     notes += _without_checkpoint(tables)
@@ -361,6 +361,11 @@ def _notes(tables: Tables) -> list[str]:
     clocks = tables["clocks"]
     if clocks.error_ns:
         notes.append(f"Traces of several hosts were put on one clock by their messages; the error is at most {clocks.error_ns / 1e6:.3f} ms.")
+    if (matched := tables.get("matched")) is not None and matched.by_order:
+        notes.append(
+            f"The traces do not say whom {count(matched.by_order, 'message')} went to: matched by the order of DeepSpeed's schedule, which the calls of every rank follow"
+            f"{f' in the other steps ({matched.why_not})' if matched.why_not else ''}."
+        )
     traces = tables["host_traces"]
     untied = {t.clock for t in traces} - set(clocks.offset_ns)
     if untied:
@@ -376,13 +381,13 @@ _MOST_ENDS = 3
 
 
 def _ended_before(tables: Tables) -> str:
-    """How the other starts ended, where they failed: `start 1 failed after step 9 (killed); `."""
+    """How the other starts ended, where they failed: `attempt 0 failed after step 9 (killed); `."""
     deaths: list[Death] = tables["deaths"]
     told: Death = tables["ended"]
     last = {int(n): int(row["last"]) for n, row in tables["spans"].iterrows()}
     words = {"failed": "failed", "hung": "hung", "cancelled": "was cancelled", "time-limit": "met its time limit", "preempted": "was preempted"}
     said_ = [
-        f"start {d.attempt + 1} {words[d.status]}{f' after step {last[d.attempt]:,}' if d.attempt in last else ''}{f' ({d.category})' if d.category else ''}; "
+        f"attempt {d.attempt} {words[d.status]}{f' after step {last[d.attempt]:,}' if d.attempt in last else ''}{f' ({d.category})' if d.category else ''}; "
         for d in deaths
         if d.status in words and d.attempt != told.attempt
     ]

@@ -36,9 +36,11 @@ _COLUMNS = {
     "messages": ("step", "source", "target", "gap_ns", "transfer_ns"),
     "timers": ("step",),
     "megatron_timers": ("step",),
+    "timer_ranges": ("step", "name", "min_ns", "max_ns", "rank", "step_ns"),
+    "straggler_reports": ("source",),
     "checkpoints": ("attempt", "step"),
 }
-_ALWAYS = ("scalars", "memory", "facts", "timers", "megatron_timers", "checkpoints")
+_ALWAYS = ("scalars", "memory", "facts", "timers", "megatron_timers", "timer_ranges", "straggler_reports", "checkpoints")
 """Frames that are empty, not missing, where a case does not give them."""
 
 
@@ -100,6 +102,15 @@ class Given:
         if name not in self._case and name not in _ALWAYS:
             raise CannotTell(f"{name} is not given")
         return frame(self._case.get(name, {}), _COLUMNS.get(name, ()))
+
+    def _compute_time(self, spec: Spec | None) -> pd.DataFrame:
+        """As given, else what the traces give (`stage_time`)."""
+        if spec is not None:
+            return frame(spec)
+        traced = self["stage_time"]
+        if "step_start_ns" not in traced:
+            return traced
+        return traced.assign(step_ns=traced["step_end_ns"] - traced["step_start_ns"])
 
     def _inputs(self, spec: list[Spec] | None) -> list[Input]:
         made = []

@@ -1,8 +1,8 @@
 """PL105 slow-data-loading: batches arrive late.
 
 What it does: takes the time that the first and the last stage spend on getting a micro-batch (the only ones that load data), from
-traces, or from the timers batch_input (DeepSpeed, rank 0) and batch-generator (Megatron, last rank), as a share of the step; the median
-over the recorded steps, since one late batch (the first of an epoch) is no slow loading. Where one batch of a step makes most of that
+traces, or from the timers batch_input (DeepSpeed, rank 0) and batch-generator (Megatron, last rank, or the slowest rank of its tables over ranks), as a
+share of the step; the median over the recorded steps, since one late batch (the first of an epoch) is no slow loading. Where one batch of a step makes most of that
 wait, it is named; if only one step was recorded, the confidence is then medium.
 Why it matters: in a pipeline the load stands in the way of every micro-batch of stage 0, and so of all stages behind it.
 What to do: more loader workers, prefetching, pinned memory, data on a faster file system, preprocessing done before the job.
@@ -51,6 +51,13 @@ def slow_data_loading(tables: Tables, topology: Topology, *, limit: float = 0.10
                 raise CannotTell("one print interval alone times the loading, and the first holds warm-up: a longer log would tell")
             yield from _from_timers(timers, column, whole, stage, limit)
             return
+    ranges: pd.DataFrame = tables["timer_ranges"]
+    loading_times = ranges[ranges["name"] == "batch-generator"].sort_values("step")
+    if len(loading_times) == 1:
+        raise CannotTell("one print interval alone times the loading, and the first holds warm-up: a longer log would tell")
+    if len(loading_times):
+        yield from _from_ranges(loading_times, topology, limit)
+        return
     raise CannotTell("nothing times the loading: the timer batch_input (wall_clock_breakdown), Megatron's batch-generator or a trace of rank 0 would")
 
 
@@ -121,4 +128,30 @@ def _from_timers(timers: pd.DataFrame, column: str, whole: str, stage: int | Non
         (Evidence(str(worst["file"]), int(worst["line"])),),
         _ADVICE,
         cost=float(share),
+    )
+
+
+def _from_ranges(ranges: pd.DataFrame, topology: Topology, limit: float) -> Iterator[Finding]:
+    """Of Megatron's tables over ranks: the rank that waits longest for its batches, which all others wait for. Whose it is is told where all ranks are listed."""
+    used = ranges.iloc[1:]
+    share = float((used["max_ns"] / used["step_ns"]).median())
+    if not share > limit:
+        return
+    most, least = float(used["max_ns"].median()), float(used["min_ns"].median())
+    usual = used["rank"].dropna().mode()
+    late = (used["rank"] == usual.iloc[0]).mean() > 0.5 if len(usual) else False
+    ranks = (int(usual.iloc[0]),) if late else ()
+    stages = {stage for rank in used["rank"].dropna().unique() if (stage := topology.stage_of(int(rank))) is not None}
+    whose = f"rank {ranks[0]}" if ranks else "the slowest rank"
+    others = f"; on the fastest of the ranks that load it takes {seconds(least)}" if least == least else ""  # noqa: PLR0124
+    yield Finding(
+        "PL105",
+        "slow-data-loading",
+        f"getting the batches (batch-generator) takes {seconds(most)} of a step on {whose}, {percent(share)} of it{others}",
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(ranks=ranks, stages=tuple(sorted(stages)), steps=(int(used["step"].min()), int(used["step"].max()))),
+        cite(used, by="max_ns"),
+        _ADVICE,
+        cost=share,
     )

@@ -1,7 +1,8 @@
 """PL201 stage-imbalance: one stage computes longer than its peers.
 
-What it does: compares the compute time per micro-batch of the stages, median over steps; of the replicas of a stage the lower median
-counts, since one slow replica is a straggler. The value is max/mean - 1.
+What it does: compares the compute time per micro-batch of the stages (from traces, or Megatron's timers of all ranks: forward-compute without
+batch-generator, and backward-compute), median over steps; of the replicas of a stage the lower median counts, since one slow replica is a
+straggler. The value is max/mean - 1.
 Why it matters: at every micro-batch the other stages wait for the slowest.
 What to do: move layers off the stage named (partition_method, or the layer list), or make the embedding or the head cheaper; see
 whether activation checkpointing runs on some stages only. Layers move whole and between neighbours: where no such split is better, the
@@ -26,6 +27,7 @@ from pipelog.replay.changes import best_split
 from pipelog.replay.cited import cited
 from pipelog.replay.what_if import LEAST_GAIN
 from pipelog.tables import CannotTell, Tables
+from pipelog.tables.compute_time import said_per
 from pipelog.tables.topology import Topology
 
 
@@ -39,37 +41,52 @@ def stage_imbalance(tables: Tables, topology: Topology, *, limit: float = 0.10) 
         raise CannotTell("only one stage was measured: a torch profiler trace of every stage would show the others")
     if topology.pp and len(balance) < topology.pp:
         raise CannotTell(f"{len(balance)} of {topology.pp} stages were measured: a torch profiler trace of every stage would show the others")
-    stage_time = tables["stage_time"]
+    compute_time = tables["compute_time"]
     mean = float(balance["compute_ns"].mean())
     split = tables.get("breakdown")
     over = balance[balance["excess"] > limit]
     if not len(over):
         return
     stages = tuple(int(s) for s in over["stage"])
-    mine = stage_time[stage_time["stage"].isin(stages)]
+    mine = compute_time[compute_time["stage"].isin(stages)]
+    timed = "source" in mine and bool((mine["source"] == "timers").any())
     yield Finding(
         "PL201",
         "stage-imbalance",
-        f"{_said(over, mean)}{_recompute(over.loc[over['compute_ns'].idxmax()], balance)}",
+        f"{_said(over, mean, said_per(compute_time))}{_recompute(over.loc[over['compute_ns'].idxmax()], balance)}",
         Severity.WARNING,
-        Confidence.HIGH,
+        Confidence.MEDIUM if timed and len(set(compute_time["step"])) == 1 else Confidence.HIGH,  # one interval alone holds warm-up
         Where(stages=stages, ranks=tuple(sorted({int(r) for r in mine["rank"]})), steps=(int(mine["step"].min()), int(mine["step"].max()))),
-        cite(mine, by="busy_ns", says=_shows),
-        _advice(over, balance, topology, tables),
-        cost=split.phase["imbalance-wait"] if split is not None else None,
+        cite(mine, by="busy_ns", says=_timed if timed else _shows),
+        _advice(over, balance, topology, tables, _MEGATRON if timed else _DEEPSPEED),
+        cost=split.phase["imbalance-wait"] if split is not None else _wait(balance, compute_time) if timed else None,
     )
+
+
+_DEEPSPEED = "by partition_method or the layer list"
+_MEGATRON = "by the layers of the first and the last stage (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers) or --pipeline-model-parallel-layout"
+
+
+def _wait(balance: pd.DataFrame, compute_time: pd.DataFrame) -> float:
+    """Share of the step that the steady state would get shorter with equal stages."""
+    excess = float(balance["compute_ns"].max() - balance["compute_ns"].mean()) * float(compute_time["micro_batches"].median())
+    return min(1.0, excess / float(compute_time["step_ns"].median()))
 
 
 def _shows(row: Any) -> str:
     return f"step {row.step}: rank {row.rank} (stage {row.stage}) computes for {seconds(row.busy_ns)}; here its longest pass"
 
 
-def _said(over: pd.DataFrame, mean: float) -> str:
+def _timed(row: Any) -> str:
+    return f"step {row.step}: rank {row.rank} (stage {row.stage}) computes for {seconds(row.busy_ns)} a step (forward-compute and backward-compute)"
+
+
+def _said(over: pd.DataFrame, mean: float, each: str) -> str:
     if len(over) == 1:
         row = over.iloc[0]
-        return f"stage {int(row['stage'])} computes {seconds(row['compute_ns'])} per micro-batch, {percent(row['excess'])} longer than the mean stage ({seconds(mean)})"
+        return f"stage {int(row['stage'])} computes {seconds(row['compute_ns'])} {each}, {percent(row['excess'])} longer than the mean stage ({seconds(mean)})"
     times, more = ([word(v) for v in over[name]] for word, name in ((seconds, "compute_ns"), (percent, "excess")))
-    return f"stages {listed(over['stage'].tolist())} compute {listed(times)} per micro-batch, {listed(more)} longer than the mean stage ({seconds(mean)})"
+    return f"stages {listed(over['stage'].tolist())} compute {listed(times)} {each}, {listed(more)} longer than the mean stage ({seconds(mean)})"
 
 
 def _recompute(row: pd.Series, balance: pd.DataFrame) -> str:
@@ -81,18 +98,18 @@ def _recompute(row: pd.Series, balance: pd.DataFrame) -> str:
     return ""
 
 
-def _advice(over: pd.DataFrame, balance: pd.DataFrame, topology: Topology, tables: Tables) -> tuple[Advice, ...]:
+def _advice(over: pd.DataFrame, balance: pd.DataFrame, topology: Topology, tables: Tables, how: str) -> tuple[Advice, ...]:
     heaviest = int(over.loc[over["compute_ns"].idxmax(), "stage"])
     layers = _layers(topology, balance)
     better, partition = _better(balance, layers), cited(tables, "partition=")
     if layers is None:
-        advice = [Advice(f"move work {_towards(heaviest, balance)}, by partition_method or the layer list", _expected(balance, tables))]
+        advice = [Advice(f"move work {_towards(heaviest, balance)}, {how}", _expected(balance, tables))]
     elif partition is not None and partition.advised:
         advice = [Advice(f"give the stages {partition.name.removeprefix('partition=')} instead of {_slashed(layers)}", _expected(balance, tables))]
     elif better is not None and cited(tables, "stages equal") is None:
         counts, longest = better
-        expected = f"the heaviest stage {seconds(float(balance['compute_ns'].max()))} → {seconds(longest)} per micro-batch, if the layers of a stage cost the same"
-        advice = [Advice(f"give the stages {_slashed(counts)} layers instead of {_slashed(layers)}, by partition_method or the layer list", expected)]
+        expected = f"the heaviest stage {seconds(float(balance['compute_ns'].max()))} → {seconds(longest)} {said_per(tables['compute_time'])}, if the layers of a stage cost the same"
+        advice = [Advice(f"give the stages {_slashed(counts)} layers instead of {_slashed(layers)}, {how}", expected)]
     else:
         return _no_move_helps(heaviest, layers, found=better is not None)
     if topology.pp and heaviest == topology.pp - 1:

@@ -1,12 +1,14 @@
 """PL202 straggler-rank: one rank is slower than the peers that do the same work.
 
-What it does: compares the compute time per micro-batch of the ranks of one stage across data-parallel replicas, step by step, with the
-lower median of them; a rank that stays above the limit from some step on is named, with that step.
+What it does: compares the compute time per micro-batch of the ranks of one stage across data-parallel replicas (traces, or Megatron's timers of all
+ranks), step by step, with the lower median of them; a rank that stays above the limit from some step on is named, with that step. Without such times,
+the reports of a straggler detector (Megatron's --log-straggler, NVIDIA's resiliency extension): a rank that nearly all of them name as slow.
 Why it matters: all replicas meet in the gradient reduction, so the slowest rank sets the step time of the whole job.
 What to do: look at that GPU and its host: clocks, temperature, ECC counters, other processes, a slow PCIe link; exchange it.
-When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named. One slow
+When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named. The ranks of a
+tensor-parallel group wait for each other in every layer, so that which of them is slow is not told. One slow
 step among others is no straggler; where one step alone was recorded, it may be a hiccup: the confidence is lower, and below three times the
-limit it is info.
+limit it is info. Reports of Megatron's detector compare ranks of all stages: where no rank of the same stage is known to be faster, it is info.
 Thresholds: limit 0.10 (10 % above its peers).
 """
 
@@ -17,49 +19,152 @@ from typing import Any
 
 import pandas as pd
 
-from pipelog._text import percent, seconds
+from pipelog._text import count, listed, percent, seconds
 from pipelog.findings import Advice, Confidence, Finding, Severity, Where, cite, detector
 from pipelog.replay.cited import at_best
 from pipelog.tables import CannotTell, Tables
-from pipelog.tables.balance import stragglers
+from pipelog.tables.balance import Straggler, stragglers
+from pipelog.tables.compute_time import said_per
+from pipelog.tables.reported import Reported, reported
 from pipelog.tables.topology import Topology
 
 
 @detector("PL202", "straggler-rank", needs=("tables", "topology"))
 def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -> Iterator[Finding]:
-    """One finding a rank."""
+    """One finding a rank or tensor-parallel group."""
+    reports: pd.DataFrame = tables["straggler_reports"]
+    told = reported(reports, topology, limit)
+    try:
+        found = _measured(tables, topology, limit)
+    except CannotTell:
+        if not told and (not len(reports) or topology.dp == 1):
+            raise
+        found = []
+    for straggler in found:
+        yield _of_times(straggler, tables, topology)
+    named = {rank for straggler in found for rank in straggler.ranks}
+    for report in told:
+        if named.isdisjoint(report.ranks):
+            yield _of_reports(report, tables, topology)
+
+
+def _measured(tables: Tables, topology: Topology, limit: float) -> list[Straggler]:
     if topology.dp == 1:
         raise CannotTell("one data-parallel replica: no two ranks do the same work")
     peers: pd.DataFrame = tables["peers"]
     if not len(peers):
         raise CannotTell("no stage was recorded on two replicas: profiler traces of all ranks would show whether one is slower")
-    for straggler in stragglers(peers, tables["stage_time"], limit):
-        rank, stage, late = straggler.rank, straggler.stage, straggler.steps
-        ratio = float(late["ratio"].median())
-        since = "" if straggler.from_start else f" from step {int(late['step'].iloc[0])} on"
-        yield Finding(
-            "PL202",
-            "straggler-rank",
-            f"rank {rank} (stage {stage}, replica {int(late['replica'].iloc[0])}) computes {percent(ratio - 1)} longer than its peers{since}: "
-            f"{seconds(float(late['compute_ns'].median()))} per micro-batch against {seconds(float(late['peer_ns'].median()))}",
-            Severity.WARNING if straggler.certain else Severity.INFO,
-            Confidence.HIGH if len(late) > 1 else Confidence.MEDIUM,
-            Where(ranks=(rank,), stages=(stage,), hosts=_host(topology, rank), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
-            cite(late, by="ratio", says=_shows),
-            (
-                Advice(
-                    f"check the device and host of rank {rank} (clocks, temperature, ECC, other processes) and exchange it if it stays slow",
-                    at_best(tables, "replicas equal") if straggler.from_start else None,  # what is replayed is the middle of the steps
-                ),
+    return list(stragglers(peers, tables["compute_time"], limit))
+
+
+def _of_times(straggler: Straggler, tables: Tables, topology: Topology) -> Finding:
+    ranks, late, compute_time = straggler.ranks, straggler.steps, tables["compute_time"]
+    timed = "source" in compute_time and bool((compute_time["source"] == "timers").any())
+    alone = timed and (topology.tp or 1) > 1 and len(ranks) == 1  # in a group the one that waits is timed longer too
+    replica = int(late["replica"].iloc[0])
+    since = "" if straggler.from_start else f" from step {int(late['step'].iloc[0])} on"
+    return Finding(
+        "PL202",
+        "straggler-rank",
+        f"{_subject(ranks)} (stage {straggler.stage}, replica {replica}) {'computes' if len(ranks) == 1 else 'compute'} {percent(float(late['ratio'].median()) - 1)} longer than "
+        f"{'its' if len(ranks) == 1 else 'their'} peers{since}: "
+        f"{seconds(float(late['compute_ns'].median()))} {said_per(compute_time)} against {seconds(float(late['peer_ns'].median()))}{_GROUP if len(ranks) > 1 else ''}",
+        Severity.WARNING if straggler.certain else Severity.INFO,
+        Confidence.HIGH if len(late) > 1 and not alone else Confidence.MEDIUM,
+        Where(ranks=ranks, stages=(straggler.stage,), hosts=_hosts(topology, ranks), steps=(int(late["step"].iloc[0]), int(late["step"].iloc[-1]))),
+        cite(late, by="ratio", says=_timed if timed else _shows),
+        # what is replayed is the middle of the steps
+        (_check(ranks, at_best(tables, "replicas equal") if straggler.from_start else None),),
+        cost=straggler.lost,
+    )
+
+
+def _of_reports(report: Reported, tables: Tables, topology: Topology) -> Finding:
+    ranks, rows, detector_name = report.ranks, report.rows, _DETECTORS[report.source]
+    steps = rows["step"].dropna().astype(int)
+    throttled = report.clock is not None
+    loud = report.peers or throttled
+    known = report.source == "megatron" and report.peers
+    length = tables["steps"].measured()["dur_ns"].median() if known else None
+    advice = [_check(ranks, None)]
+    if throttled:
+        advice.insert(
+            0,
+            Advice(
+                f"see why the clock of rank {report.device} is held down: cooling, a power limit (nvidia-smi -q -d PERFORMANCE,CLOCK names the reason)"
             ),
-            cost=straggler.lost,
         )
+    return Finding(
+        "PL202",
+        "straggler-rank",
+        f"{_subject(ranks)}{'' if report.stage is None else f' (stage {report.stage})'} {_slower(report)}, in {len(rows)} of {count(report.of, 'report')} of {detector_name}"
+        f"{_since(report, steps)}{_device(report)}{_GROUP if len(ranks) > 1 else ''}{'' if report.peers else _OTHER_WORK}",
+        Severity.WARNING if loud else Severity.INFO,
+        Confidence.HIGH if known and rows["listed"].all() and len(rows) >= 5 else Confidence.MEDIUM if loud else Confidence.LOW,
+        Where(
+            ranks=ranks,
+            stages=() if report.stage is None else (report.stage,),
+            hosts=_hosts(topology, ranks),
+            steps=(int(steps.iloc[0]), int(steps.iloc[-1])) if len(steps) else None,
+        ),
+        cite(rows, by="excess"),
+        tuple(advice),
+        cost=float((rows["took"] - rows["others"]).median() / length) if length else None,
+    )
+
+
+_DETECTORS = {
+    "megatron": "Megatron's straggler detector",
+    "relative": "NVIDIA's straggler detection (relative performance)",
+    "individual": "NVIDIA's straggler detection (performance against its own best)",
+}
+_GROUP = "; they are a tensor-parallel group, in which all wait for the slowest: which one it is is not told"
+_OTHER_WORK = "; no rank of the same stage is known to be faster: it may be the work of its stage"
+
+
+def _subject(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
+
+
+def _slower(report: Reported) -> str:
+    """How much slower, and than whom."""
+    rows = report.rows
+    excess, one = percent(float(rows["excess"].median())), len(report.ranks) == 1
+    whom = "all ranks but the slowest few" if rows["listed"].all() else "the fastest rank"
+    if report.source != "megatron":
+        return f"{'scores' if one else 'score'} {1 / float(rows['took'].median()):.2f} where {whom} score {1 / float(rows['others'].median()):.2f} or more"
+    times = f"{seconds(float(rows['took'].median()))} a step against {seconds(float(rows['others'].median()))}{' or less' if rows['listed'].all() else ''}"
+    return f"{'takes' if one else 'take'} {excess} longer for {'its' if one else 'their'} forward passes than {whom} ({times})"
+
+
+def _since(report: Reported, steps: pd.Series) -> str:
+    if report.from_start:
+        return ""
+    return f" from step {int(steps.iloc[0])} on" if len(steps) else f" from the report at line {int(report.rows['line'].iloc[0])} on"
+
+
+def _device(report: Reported) -> str:
+    said = []
+    if report.clock is not None:
+        said.append(f"runs at the lowest clock ({report.clock[0]:.0f} MHz, others at up to {report.clock[1]:.0f} MHz)")
+    if report.hot is not None:
+        said.append(f"is the hottest ({report.hot:.0f} °C)")
+    whose = "its device" if len(report.ranks) == 1 else f"the device of rank {report.device}"
+    return f"; {whose} {' and '.join(said)}" if said else ""
+
+
+def _check(ranks: tuple[int, ...], expected: str | None) -> Advice:
+    devices, it, stays = ("the device and host", "it", "stays") if len(ranks) == 1 else ("the devices and hosts", "the slow one", "stays")
+    return Advice(f"check {devices} of {_subject(ranks)} (clocks, temperature, ECC, other processes) and exchange {it} if it {stays} slow", expected)
 
 
 def _shows(row: Any) -> str:
     return f"step {row.step}: rank {row.rank} computes {seconds(row.compute_ns)} per micro-batch, its peers {seconds(row.peer_ns)}; here its longest pass"
 
 
-def _host(topology: Topology, rank: int) -> tuple[str, ...]:
-    host = topology.host_of(rank)
-    return (host,) if host else ()
+def _timed(row: Any) -> str:
+    return f"step {row.step}: rank {row.rank} computes {percent(row.ratio - 1)} longer than its peers (forward-compute and backward-compute)"
+
+
+def _hosts(topology: Topology, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(sorted({host for rank in ranks if (host := topology.host_of(rank))}))

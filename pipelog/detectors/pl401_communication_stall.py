@@ -51,7 +51,8 @@ def communication_stall(
     if collectives is not None:
         found += _collectives(collectives, tables, collective)
     if links is None and pp > 1 and not found and tables.get("links") is not None:
-        raise CannotTell("the traces do not say whom a message goes to: record them with record_shapes=True")
+        why = tables["matched"].why_not
+        raise CannotTell(f"the traces do not say whom a message goes to{f', and {why}' if why else ''}: record them with record_shapes=True")
     if links is None and pp != 1:
         found += _from_timers(tables, pp, limit, spike, optional=bool(found))
     elif pp == 1 and collectives is None:
@@ -153,7 +154,7 @@ def _stragglers(tables: Tables) -> dict[int, int]:
     peers = tables.get("peers")
     if peers is None or not len(peers):
         return {}
-    return {s.rank: s.stage for s in stragglers(peers, tables["stage_time"], _STRAGGLER) if s.certain}
+    return {rank: s.stage for s in stragglers(peers, tables["compute_time"], _STRAGGLER) if s.certain for rank in s.ranks}
 
 
 def _nccl(tables: Tables) -> bool:

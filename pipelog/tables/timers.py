@@ -1,4 +1,4 @@
-"""Timer lines joined with the step they belong to: DeepSpeed's rank-0 timers, Megatron's last-rank timers."""
+"""Timer lines joined with the step they belong to: DeepSpeed's rank-0 timers, Megatron's last-rank timers and its tables over ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.tables import frame, table
+from pipelog.tables import frame, of_kind, table
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps, version_tuple
+
+_COLUMNS = ["kind", "name", "rank", "stage", "replica", "dur_ns", "file", "line", "text"]
+_COMPUTE = ("forward-compute", "backward-compute", "batch-generator", "forward-backward")
 
 
 @table("timers", needs=("placed", "steps", "config"))
@@ -63,19 +66,69 @@ def megatron_timers(placed: pa.Table) -> pd.DataFrame:
     They are means per iteration over the interval; the line follows the iteration line. Printed by the last rank (the last stage).
     Set-up timers before the first iteration are left out.
     """
-    rows = frame(placed, ("megatron_timer", "step"), ("kind", "name", "step", "dur_ns", "file", "line", "text"))
-    lines = rows[(rows["kind"] == "step") & rows["name"].isin(["megatron", "neox"])].sort_values(["file", "line"])
-    found = rows[(rows["kind"] == "megatron_timer") & rows["text"].isna()].sort_values(["file", "line"])
+    rows = of_kind(placed.select(_COLUMNS), "megatron_timer")
+    joined = _of_intervals(placed, rows.filter(pa.compute.is_null(rows.column("text"))))
+    if not len(joined):
+        return pd.DataFrame({"step": pd.Series(dtype="int64")})
+    wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="first")
+    return wide.join(joined.groupby("step")[["step_ns", "file", "line"]].first()).reset_index()
+
+
+@table("rank_timers", needs=("placed",))
+def rank_timers(placed: pa.Table) -> pd.DataFrame:
+    """Megatron's timers of all ranks (`--timing-log-option all`), one row an iteration line and rank: step, step_ns, rank, stage, replica, file, line
+    (of its first timer there), and a column in ns per step for each timer that compute is told by; null for a rank that the table leaves out, since it timed nothing.
+    """
+    joined = _of_intervals(placed, _tabled(placed, "all", names=_COMPUTE))
+    joined = joined.dropna(subset=["rank", "step_ns"])
+    keys = ["step", "rank"]
+    if not len(joined):
+        return pd.DataFrame({n: pd.Series(dtype="int64") for n in keys})
+    wide = joined.pivot_table(index=keys, columns="name", values="dur_ns", aggfunc="last")
+    return wide.join(joined.groupby(keys)[["step_ns", "stage", "replica", "file", "line"]].first()).reset_index()
+
+
+@table("timer_ranges", needs=("placed",))
+def timer_ranges(placed: pa.Table) -> pd.DataFrame:
+    """Smallest and largest of a timer over the ranks, one row an iteration line and timer: step, step_ns, name, min_ns (null where only the largest is
+    printed), max_ns, rank (whose the largest is, where all are printed), file, line (of the largest).
+
+    From the tables `(min, max) time across ranks`, `max time across ranks` and `times across ranks`: means per iteration.
+    """
+    joined = _of_intervals(placed, _tabled(placed, "min", "max", "all")).dropna(subset=["step_ns"])
+    keys = ["step", "name"]
+    if not len(joined):
+        return pd.DataFrame({n: pd.Series(dtype="int64" if n == "step" else "object") for n in keys})
+    low = joined[joined["text"] != "max"].groupby(keys)["dur_ns"].min().rename("min_ns")
+    high = joined[joined["text"] != "min"]
+    high = high.loc[high.groupby(keys)["dur_ns"].idxmax()].assign(rank=lambda f: f["rank"].where(f["text"] == "all"))
+    return high[[*keys, "step_ns", "dur_ns", "rank", "file", "line"]].rename(columns={"dur_ns": "max_ns"}).join(low, on=keys).reset_index(drop=True)
+
+
+def _tabled(placed: pa.Table, *forms: str, names: tuple[str, ...] = ()) -> pa.Table:
+    """Rows of Megatron's timers of tables over ranks, of these forms (`text`: min, max, all) and names (none given: all of them)."""
+    rows = of_kind(placed.select(_COLUMNS), "megatron_timer")
+    good = pa.compute.is_in(rows.column("text"), pa.array(forms, rows.column("text").type))
+    if names:
+        good = pa.compute.and_(good, pa.compute.is_in(rows.column("name").cast(pa.string()), pa.array(names, pa.string())))
+    return rows.filter(good)
+
+
+def _of_intervals(placed: pa.Table, timed: pa.Table) -> pd.DataFrame:
+    """Rows of Megatron's timers with the step, and its length (step_ns), of the iteration line that they follow in their file; those before the first are of set-up."""
+    found = frame(timed, ("megatron_timer",), ("name", "rank", "stage", "replica", "dur_ns", "file", "line", "text")).sort_values(["file", "line"])
+    found = found.assign(step=0, step_ns=np.nan)
+    if not len(found):
+        return found
+    lines = frame(placed, ("step",), ("name", "step", "dur_ns", "file", "line"))
+    lines = lines[lines["name"].isin(["megatron", "neox"])].dropna(subset=["step"]).sort_values(["file", "line"])
     parts = []
     printed = dict(iter(lines.groupby("file", sort=False)))
     for file, mine in found.groupby("file", sort=False):
         at = printed.get(file, lines.iloc[:0])
         index = np.searchsorted(at["line"].to_numpy(), mine["line"].to_numpy(), side="right") - 1
         good = index >= 0
-        parts.append(mine[good].assign(step=at["step"].to_numpy()[index[good]], step_ns=at["dur_ns"].to_numpy()[index[good]]))
-    if not parts or not sum(map(len, parts)):
-        return pd.DataFrame({"step": pd.Series(dtype="int64")})
+        parts.append(mine[good].assign(step=at["step"].to_numpy(dtype=np.int64)[index[good]], step_ns=at["dur_ns"].to_numpy()[index[good]]))
     joined = pd.concat(parts)
     joined[["dur_ns", "step_ns"]] = joined[["dur_ns", "step_ns"]].astype("float64")
-    wide = joined.pivot_table(index="step", columns="name", values="dur_ns", aggfunc="first")
-    return wide.join(joined.groupby("step")[["step_ns", "file", "line"]].first()).reset_index()
+    return joined.reset_index(drop=True)
