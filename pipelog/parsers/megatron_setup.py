@@ -5,7 +5,7 @@
     using world size: 64 and model-parallel size: 4                                                                    v1.0
     > initializing tensor model parallel with size 4
     > initialized pipeline model parallel with size 2
-    setting number of micro-batches to constant 32
+    setting number of micro-batches to constant 32                  (`microbatches` in Megatron-LM core_v0.8.0 on)
     setting global batch size to 512
      > number of parameters on (tensor, pipeline) model parallel rank (2, 12): 805560320         rank 0 of each data-parallel group
      > number of parameters on model parallel rank 3            52.005 Billion                    v1.0
@@ -97,8 +97,8 @@ def grid(found: Records) -> Iterator[Rows]:
 
 @records(
     "megatron-batch",
-    mark=("setting number of micro-batches to constant ", "setting global batch size to "),
-    pattern=r"^setting (?:number of (?P<micro>micro-batches) to constant|global batch size to) (?P<size>\d{1,12})\s*$",
+    mark=("setting number of micro-batches to constant ", "setting number of microbatches to constant ", "setting global batch size to "),
+    pattern=r"^setting (?:number of (?P<micro>micro-?batches) to constant|global batch size to) (?P<size>\d{1,12})\s*$",
 )
 def batch(found: Records) -> Iterator[Rows]:
     """The number of micro-batches, and the batch of a step over all replicas."""

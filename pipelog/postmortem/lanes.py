@@ -39,7 +39,7 @@ def lanes(tables: Tables, ended: Death, chosen: int) -> pd.DataFrame:
 
 _COLUMNS = ("rank", "stage", "host", "first_ns", "last_ns", "last_until_ns", "step", "step_ns", "file", "line")
 _ERROR = ("error_ns", "error_until_ns", "error_role", "error_file", "error_line")
-_BY_OTHERS = ("place", "process", "end")
+_BY_OTHERS = ("place", "process", "end", "megatron_timer", "straggler_figure", "gpu_score")
 """Kinds of rows that speak of a rank without being printed by it."""
 
 
