@@ -67,6 +67,28 @@ def test_megatron_s_arguments_give_its_order_of_ranks(pp: int, dp: int, tp: int)
     assert found.ranks[["rank", "stage", "replica", "tensor"]].to_numpy().tolist() == want
 
 
+def test_ranks_that_count_stages_before_replicas() -> None:
+    """Megatron with --use-tp-pp-dp-mapping: 32 ranks of 4 stages, 4 replicas, 2 tensor-parallel ranks; rank 19 = tensor 1, stage 1, replica 2."""
+    mapped = fact("args.use_tp_pp_dp_mapping", 1.0)
+    found = topology([*megatron(32, 4, 2, 4), mapped]).ranks.set_index("rank")
+    assert found.loc[[0, 2, 8, 19, 31], ["stage", "replica", "tensor"]].to_numpy().tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 2, 1], [3, 3, 1]]
+    usual = topology([*megatron(32, 4, 2, 4), fact("args.use_tp_pp_dp_mapping", 0.0)])
+    assert usual.stage_of(19) == 2
+    both = topology([*megatron(32, 4, 2, 4), mapped, fact("args.use_tp_pp_dp_mapping", 0.0)])
+    assert both.stage_of(19) is None
+
+
+def test_ranks_that_share_a_sequence_count_within_a_replica() -> None:
+    """16 ranks of 2 stages, 2 replicas, 2 context-parallel and 2 tensor-parallel ranks: of 8 ranks a stage, of 4 a replica."""
+    shared = fact("topology.cp", 2.0)
+    found = topology([*megatron(16, 2, 2), shared])
+    assert (shape(found), found.conflicts) == ((16, 2, 2, 2), [])
+    ranks = found.ranks.set_index("rank").loc[[3, 4, 7, 8, 13], ["stage", "replica", "tensor"]]
+    assert ranks.to_numpy().tolist() == [[0, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 1]]
+    mapped = topology([*megatron(16, 2, 2), shared, fact("args.use_tp_pp_dp_mapping", 1.0)])
+    assert [mapped.stage_of(r) for r in (3, 4, 7, 8, 13)] == [0, 1, 1, 0, 1]
+
+
 def test_the_list_of_stages_alone() -> None:
     found = topology(stage_list(3, 2, 2, 2))
     assert shape(found) == (None, 4, None, None)

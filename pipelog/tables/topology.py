@@ -100,7 +100,8 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
     """Put together what is said of world size, stages, replicas and tensor-parallel ranks.
 
     Explicit maps (ProcessCoord, `RANK= STAGE=`) come first; a factor that is missing follows from world = pp * dp * tp; the place of
-    a rank that no line states follows from the order that DeepSpeed and Megatron use (pipe slowest, then data, tensor fastest).
+    a rank that no line states follows from the order that DeepSpeed and Megatron use (pipe slowest, then data, tensor fastest; Megatron
+    can be told to count data slowest).
     """
     shape = Topology()
     places = frame(here, ("place",), ("name", "rank", "stage", "replica", "tensor", "host", "label", "file", "line"))
@@ -219,19 +220,19 @@ def _complete(shape: Topology, here: pa.Table) -> None:
         row = listed.loc[listed["stage"].astype(int).idxmax()]
         shape.pp = int(row["stage"]) + 1
         shape.said["pp"] = Said(shape.pp, row["file"], int(row["line"]), "list of stages")
-    world, pp, dp, tp = shape.world_size, shape.pp, shape.dp, shape.tp
-    if world is None and pp and dp and pp * dp * (tp or 1) <= MOST_RANKS:
-        shape.world_size = pp * dp * (tp or 1)
-    elif world and pp and dp is None and world % (pp * (tp or 1)) == 0:
-        shape.dp = world // (pp * (tp or 1))
+    world, pp, dp, inner = shape.world_size, shape.pp, shape.dp, (shape.tp or 1) * shape.cp
+    if world is None and pp and dp and pp * dp * inner <= MOST_RANKS:
+        shape.world_size = pp * dp * inner
+    elif world and pp and dp is None and world % (pp * inner) == 0:
+        shape.dp = world // (pp * inner)
         shape.said["dp"] = Said(shape.dp, None, None, "world size / (stages x tensor-parallel ranks)")
-    elif world and dp and pp is None and tp and world % (dp * tp) == 0:
-        shape.pp = world // (dp * tp)
+    elif world and dp and pp is None and shape.tp and world % (dp * inner) == 0:
+        shape.pp = world // (dp * inner)
         shape.said["pp"] = Said(shape.pp, None, None, "world size / (replicas x tensor-parallel ranks)")
     world, pp, dp = shape.world_size, shape.pp, shape.dp
-    if shape.tp is None and world and pp and dp and world % (pp * dp) == 0:
-        shape.tp = world // (pp * dp)
-    if world and pp and dp and world != pp * dp * (shape.tp or 1):
+    if shape.tp is None and world and pp and dp and world % (pp * dp * shape.cp) == 0:
+        shape.tp = world // (pp * dp * shape.cp)
+    if world and pp and dp and world != pp * dp * (shape.tp or 1) * shape.cp:
         known = [s for q in ("world_size", "pp", "dp", "tp") if (s := shape.said.get(q)) is not None]
         shape.conflicts.append(("world_size = pp x dp x tp", known))
 
@@ -262,10 +263,12 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
         ranks[column] = pd.array([pd.NA] * size, dtype="Int64")
     ranks["host"] = None
     pp, dp, tp = shape.pp, shape.dp, shape.tp or 1
-    if pp and dp and pp * dp * tp == size:
-        ranks["stage"] = pd.array(np.arange(size) // (dp * tp), dtype="Int64")
-        ranks["replica"] = pd.array(np.arange(size) // tp % dp, dtype="Int64")
-        ranks["tensor"] = pd.array(np.arange(size) % tp, dtype="Int64")
+    if pp and dp and pp * dp * tp * shape.cp == size:
+        inner, every = tp * shape.cp, np.arange(size)
+        stages, replicas = (every // inner % pp, every // (inner * pp)) if shape.stages_first else (every // (dp * inner), every // inner % dp)
+        if shape.stages_first is not None or 1 in (pp, dp):
+            ranks["stage"], ranks["replica"] = pd.array(stages, dtype="Int64"), pd.array(replicas, dtype="Int64")
+        ranks["tensor"] = pd.array(every % tp, dtype="Int64")
     ranks = ranks.set_index("rank")
     known = _without_doubt(known, shape, size)
     for name in ("introduced", "discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
