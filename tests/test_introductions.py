@@ -19,7 +19,8 @@ FORMS = {
     "rank: 3, hostname: gpu-07, pid: 88123": {"rank": 3, "host": "gpu-07", "pid": 88123},
     "node rank 1 local rank 3 global rank 11 running on gpu-b-2": {"rank": 11, "host": "gpu-b-2", "label": "local 3"},
     "[rank 0] pipeline stage 2 data parallel rank 1 host=10.0.0.7": {"rank": 0, "stage": 2, "replica": 1, "host": "10.0.0.7"},
-    # siblings: two ranks, trouble, no word of a place, a rank of a group alone
+    # siblings: DeepSpeed's own line, two ranks, trouble, no word of a place, a rank of a group alone
+    "(Worker pid=4390) RANK=3 STAGE=1 LAYERS=6 [6, 12) STAGE_PARAMS=1 (0.0M) TOTAL_PARAMS=2 (0.0M) UNIQUE_PARAMS=2 (0.0M)": {},
     "[rank 3] lost its peer rank 5 on host b1": {},
     "[rank 3] error: host=b1 is gone, pid 77": {},
     "[rank 3] loaded the checkpoint, local time 12": {},
@@ -93,3 +94,12 @@ def test_on_a_single_host_a_local_rank_is_the_rank(hosts: tuple[str, ...], ranks
     error: Row = {"kind": "error", "name": "python-exception", "label": "local 4", "group": "a", "value": 0.0, "text": "KeyError: 'x'"}
     left: Row = {"kind": "end", "name": "exit-code", "value": 1.0, "text": "exits with return code = 1"}
     assert tables([*rows, error, left])["death"].ranks == ranks
+
+
+def test_a_table_of_all_ranks_behind_one_host() -> None:
+    """Rank 0 prints where everybody is in the mesh: its prefix is its own host. A process that says its number speaks of itself."""
+    lines = [f"w{n % 2}: [2025-06-02 19:10:00,000] [INFO] step {n} begins" for n in range(8)]
+    table = read({"a.log": [*lines, *(f"w0: [mesh] rank={r} pp={r // 2} dp={r % 2}" for r in range(4))]})["topology"]
+    assert [table.host_of(r) for r in range(4)] == [None] * 4
+    own = read({"a.log": [*lines, *(f"w{r // 2}: rank={r} pid={70 + r}" for r in range(4))]})["topology"]
+    assert [own.host_of(r) for r in range(4)] == ["w0", "w0", "w1", "w1"]

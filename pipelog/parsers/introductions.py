@@ -42,7 +42,7 @@ _OTHER_RANKS = (
 _TWO = r"(?i)\brank[ =:#]{0,3}\d+\b.*\brank[ =:#]{1,3}\d"
 _TROUBLE = (
     r"(?i)error|fail|time(?:d )?out|lost|abort|exit|kill|wait|peer|remote|from rank|to rank|between|except|watchdog|nccl|died|dead|crash|terminat|traceback|caught|"
-    r"dump|slow|stuck|missing|unreach|refus|clos|signal|warn|last |bad |broken|xid|busid"
+    r"dump|slow|stuck|missing|unreach|refus|clos|signal|warn|last |bad |broken|xid|busid|layers="
 )
 
 
@@ -68,7 +68,9 @@ def introduction(found: Records) -> Iterator[Rows]:
     for column in (local, host, *axes.values()):
         told = pc.or_(told, pc.is_valid(column))
     told = pc.and_(told, pc.is_valid(rank))
-    host = pc.coalesce(host, pc.cast(found.columns["host"], pa.string()))
+    # a process speaks of itself where it says its number; a table of all ranks is printed by one, and stands behind its host alone
+    own = pc.or_(pc.is_valid(pid), pc.is_valid(local))
+    host = pc.coalesce(host, pc.if_else(own, pc.cast(found.columns["host"], pa.string()), None))
     label = pc.if_else(pc.is_valid(host), joined("local ", pc.cast(local, pa.string())), None)
     places = found.rows("place", "introduced", rank=rank, host=host, label=label, **{n: pc.cast(c, pa.int32()) for n, c in axes.items()})
     yield places.filter(told)
