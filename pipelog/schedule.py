@@ -34,13 +34,18 @@ def compute_order(stage: int, p: int, m: int) -> list[tuple[Work, int]]:
 
 
 def p2p_order(stage: int, p: int, m: int, *, receive_first: bool = True) -> list[tuple[str, int]]:
-    """(instruction, micro-batch) of a stage's messages, in order.
+    """(instruction, micro-batch) of a stage's messages, in order: those of `order`."""
+    return [one for one in order(stage, p, m, receive_first=receive_first) if one[0] not in ("forward", "backward")]
+
+
+def order(stage: int, p: int, m: int, *, receive_first: bool = True) -> list[tuple[str, int]]:
+    """(instruction, micro-batch) of a stage's passes and messages, in order.
 
     Before a forward: SendGrad of the micro-batch before, RecvActivation. Before a backward: RecvGrad, SendActivation of the one
     before. receive_first: the order of v0.8.3 and later; older releases swap the two.
     """
     work = {2 * k + stage: ("forward", k) for k in range(m)} | {2 * k + 2 * p - stage - 1: ("backward", k) for k in range(m)}
-    order: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     for step in range(2 * (m + p - 1)):
         kind, k = work.get(step, ("", -1))
         last_kind, last = work.get(step - 1, ("", -1))
@@ -48,12 +53,13 @@ def p2p_order(stage: int, p: int, m: int, *, receive_first: bool = True) -> list
         if forward_slot:
             sends = [("send_grad", last)] if last_kind == "backward" and stage > 0 else []
             receives = [("recv_activation", k)] if kind == "forward" and stage > 0 else []
-            order += sends + receives if receive_first else receives + sends
+            found += sends + receives if receive_first else receives + sends
         else:
             receives = [("recv_grad", k)] if kind == "backward" and stage < p - 1 else []
             sends = [("send_activation", last)] if last_kind == "forward" and stage < p - 1 else []
-            order += receives + sends if receive_first else sends + receives
-    return order
+            found += receives + sends if receive_first else sends + receives
+        found += [(kind, k)] if kind else []
+    return found
 
 
 def work_at(step: int, stage: int, p: int, m: int) -> tuple[Work, int] | None:

@@ -51,7 +51,8 @@ def communication_stall(
     if collectives is not None:
         found += _collectives(collectives, tables, collective)
     if links is None and pp > 1 and not found and tables.get("links") is not None:
-        why = tables["matched"].why_not
+        matched = tables.get("matched")
+        why = matched.why_not if matched is not None else None
         raise CannotTell(f"the traces do not say whom a message goes to{f', and {why}' if why else ''}: record them with record_shapes=True")
     if links is None and pp != 1:
         found += _from_timers(tables, pp, limit, spike, optional=bool(found))

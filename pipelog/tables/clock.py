@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 
 from pipelog.tables import table
-from pipelog.tables.device_work import RECEIVE, SEND, DeviceTrace
+from pipelog.tables.device_work import DeviceTrace
 from pipelog.tables.instructions import HostTrace
-from pipelog.tables.message_calls import Calls, of_device, of_host
+from pipelog.tables.message_calls import Calls
+from pipelog.tables.message_order import by_order, calls_of
+from pipelog.tables.topology import Topology
 
 _ANOTHER_RUN_NS = 3600 * 10**9
 """Clocks an hour apart are no clocks: one of the traces is of another run."""
@@ -32,18 +34,37 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Both come from the pairs of sends and receives, which are found once: see the tables `clocks` and `messages`."""
+    """Both come from the pairs of sends and receives, which are found once: see the tables `clocks` and `messages`.
+
+    by_order: how many messages were matched by the order of the schedule, since their traces do not say whom they go to. why_not: why
+    others of such traces were not, null where all were.
+    """
 
     clocks: Clocks
     messages: pd.DataFrame
+    by_order: int = 0
+    why_not: str | None = None
 
 
-@table("matched", needs=("host_traces", "device_traces"))
-def matched(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> Matched:
-    """Sends with their receives, first in, first out, and the clocks that they tie."""
-    found = _pairs(host_traces, device_traces)
+@table("matched", needs=("host_traces", "device_traces", "instructions", "topology"))
+def matched(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], instructions: pd.DataFrame, topology: Topology) -> Matched:
+    """Sends with their receives, first in, first out, and the clocks that they tie; peers that no trace names by the order of the schedule.
+
+    Messages that were matched by order are believed where none arrives before it was sent, on the clock that all of them give.
+    """
+    told = by_order(host_traces, device_traces, instructions, topology)
+    found = _pairs(host_traces, device_traces, told.peers)
     known = _tied(host_traces, found)
-    return Matched(known, _on_one_clock(found, known))
+    found = _on_one_clock(found, known)
+    ordered = np.asarray(found["file"].isin(list(told.peers))) if told.peers else np.zeros(len(found), bool)
+    early = ordered & (found["receive_end_ns"] - found["send_ns"] < -2 * known.error_ns).to_numpy(bool)
+    if not early.any():
+        return Matched(known, found, int(ordered.sum()), told.why_not)
+    first = found[early].iloc[0]
+    why = f"in the order of the schedule a message of step {first['step']} from rank {first['source']} would come to rank {first['target']} before it was sent"
+    others = _pairs(host_traces, device_traces, {file: np.full_like(peers, -1) for file, peers in told.peers.items()})
+    known = _tied(host_traces, others)
+    return Matched(known, _on_one_clock(others, known), 0, why)
 
 
 @table("clocks", needs=("matched",))
@@ -124,14 +145,13 @@ _SENT = {"call_ns": "send_ns", "end_ns": "send_end_ns", "gap_ns": "gap_ns", "siz
 _RECEIVED = {"call_ns": "receive_ns", "end_ns": "receive_end_ns"}
 
 
-def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace]) -> pd.DataFrame:
-    """Sends joined with their receives; times on each side's own clock."""
+def _pairs(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], told: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Sends joined with their receives; times on each side's own clock. told: by file the peers of calls, where the trace names none."""
     sent: list[Calls] = []
     received: list[Calls] = []
     for i, trace in enumerate(host_traces):
-        device = device_traces.get(trace.file)
-        on_device = device is not None and bool(np.isin(device.group, (SEND, RECEIVE)).any())
-        calls = of_device(trace, device) if device is not None and on_device else of_host(trace)
+        calls, on_device = calls_of(trace, device_traces.get(trace.file))
+        calls["peer"] = told.get(trace.file, calls["peer"])
         known = calls["peer"] >= 0
         for side, wanted, mine in ((sent, _SENT, known & calls["sends"]), (received, _RECEIVED, known & ~calls["sends"])):
             of = {"rank": np.int32(trace.rank), "trace": np.int32(i), "on_device": np.bool_(on_device)}
