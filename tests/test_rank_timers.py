@@ -190,3 +190,39 @@ def test_ranks_without_a_stage_are_told_of_none() -> None:
 def test_a_host_that_prints_for_all_ranks_is_not_theirs() -> None:
     tables = job(4, 2, slower(5), prefix="worker-3: ")
     assert not {tables["topology"].host_of(rank) for rank in range(7)} - {None}
+
+
+# ---- the bubble
+
+
+def in_phase(phase_ms: float, times: Times = plain, **more: float) -> Times:
+    return lambda i, rank: times(i, rank) | {"forward-backward": phase_ms} | more
+
+
+def test_equal_stages_idle_as_the_schedule_needs() -> None:
+    """4 stages, 10 micro-batches of 60 ms: 13 x 60 ms from the first forward to the last backward pass."""
+    bubble = job(4, 2, in_phase(780.0))["bubble"]
+    assert (bubble.scope, bubble.source, len(bubble.per_stage)) == ("run", "timers", 4)
+    assert bubble.measured == pytest.approx(3 / 13, abs=2e-3)
+    assert bubble.ideal == pytest.approx(3 / 13)
+
+
+def test_the_reduction_of_gradients_is_no_bubble() -> None:
+    found = job(4, 2, in_phase(980.0, **{"all-grads-sync": 190.0, "embedding-grads-all-reduce": 10.0}))["bubble"]
+    assert found.measured == pytest.approx(3 / 13, abs=2e-3)
+
+
+def test_a_replica_that_waits_for_the_other_in_the_reduction_does_not_idle_in_the_pipeline() -> None:
+    """Rank 5 is of replica 1: its stage takes 840 ms of 1020, the three others 600; replica 0 waits 240 ms for it after its own passes."""
+    found = job(4, 2, in_phase(1020.0, slower(5)))["bubble"]
+    assert found.measured == pytest.approx((3 * (1 - 600 / 1020) + 1 - 840 / 1020) / 4, abs=3e-3)
+    assert found.measured < found.high
+
+
+def test_waiting_for_batches_is_idle() -> None:
+    assert job(4, 2, in_phase(1040.0, waiting))["bubble"].measured == pytest.approx(1 - 600 / 1040, abs=3e-3)
+
+
+def test_a_stage_that_is_not_timed_leaves_the_bubble_of_the_run_unknown() -> None:
+    times = lambda i, rank: {} if rank in (2, 3) else in_phase(780.0)(i, rank)  # noqa: E731
+    assert job(4, 2, times)["bubble"].measured is None

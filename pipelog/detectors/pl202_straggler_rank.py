@@ -60,8 +60,9 @@ def _measured(tables: Tables, topology: Topology, limit: float) -> list[Straggle
 def _of_times(straggler: Straggler, tables: Tables, topology: Topology) -> Finding:
     ranks, late, compute_time = straggler.ranks, straggler.steps, tables["compute_time"]
     timed = "source" in compute_time and bool((compute_time["source"] == "timers").any())
-    alone = timed and (topology.tp or 1) > 1 and len(ranks) == 1  # in a group the one that waits is timed longer too
     replica = int(late["replica"].iloc[0])
+    group = (topology.ranks["stage"] == straggler.stage) & (topology.ranks["replica"] == replica)
+    alone = timed and len(ranks) < group.sum()  # in a group the one that waits is timed longer too
     since = "" if straggler.from_start else f" from step {int(late['step'].iloc[0])} on"
     return Finding(
         "PL202",
@@ -118,7 +119,7 @@ _DETECTORS = {
     "relative": "NVIDIA's straggler detection (relative performance)",
     "individual": "NVIDIA's straggler detection (performance against its own best)",
 }
-_GROUP = "; they are a tensor-parallel group, in which all wait for the slowest: which one it is is not told"
+_GROUP = "; they share the work of their replica (a tensor-parallel group), where all wait for the slowest: which one it is is not told"
 _OTHER_WORK = "; no rank of the same stage is known to be faster: it may be the work of its stage"
 
 

@@ -18,7 +18,7 @@ from pipelog.tables.topology import Topology
 class Bubble:
     """ideal: (p-1)/(v*m+p-1). measured: of the run (scope `run`) or of the stages in per_stage only (scope `stage`).
 
-    source: trace, timers or megatron-timers. basis: instruction, kernel or timer. low..high bound what measured claims.
+    source: trace or timers. basis: instruction, kernel or timer. low..high bound what measured claims.
     per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness, shows: what it shows, where its own words do not. intervals: how many
     printed intervals timers gave, the first with its warm-up among them.
     """
@@ -161,8 +161,11 @@ def megatron_bubble(megatron_timers: pd.DataFrame, topology: Topology) -> Bubble
 
 @table("bubble", needs=("topology", "config", "tables"))
 def bubble(topology: Topology, config: Config, tables: Tables) -> Bubble:
-    """The best of traces, rank-0 timers and last-rank timers, with the ideal beside it."""
-    best = next((b for name in ("trace_bubble", "timer_bubble", "megatron_bubble") if (b := tables.get(name)) is not None), None) or Bubble()
+    """The best of traces, timers of all ranks, rank-0 timers and last-rank timers, with the ideal beside it."""
+    best = (
+        next((b for name in ("trace_bubble", "rank_bubble", "timer_bubble", "megatron_bubble") if (b := tables.get(name)) is not None), None)
+        or Bubble()
+    )
     if topology.pp and topology.pp > 1 and config.micro_batches:
         best.ideal = ideal_bubble(topology.pp, config.micro_batches, config.virtual_stages or 1)
     elif topology.pp == 1:

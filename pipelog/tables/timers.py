@@ -12,6 +12,8 @@ from pipelog.tables.steps import Steps, version_tuple
 
 _COLUMNS = ["kind", "name", "rank", "stage", "replica", "dur_ns", "file", "line", "text"]
 _COMPUTE = ("forward-compute", "backward-compute", "batch-generator", "forward-backward")
+SYNCED = ("all-grads-sync", "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
+"""What forward-backward holds after the last backward pass, in the releases that time all-grads-sync; before, it came after forward-backward."""
 
 
 @table("timers", needs=("placed", "steps", "config"))
@@ -77,9 +79,9 @@ def megatron_timers(placed: pa.Table) -> pd.DataFrame:
 @table("rank_timers", needs=("placed",))
 def rank_timers(placed: pa.Table) -> pd.DataFrame:
     """Megatron's timers of all ranks (`--timing-log-option all`), one row an iteration line and rank: step, step_ns, rank, stage, replica, file, line
-    (of its first timer there), and a column in ns per step for each timer that compute is told by; null for a rank that the table leaves out, since it timed nothing.
+    (of its first timer there), and a column in ns per step for each timer that tells of compute and the pipeline phase; null for a rank that the table leaves out, since it timed nothing.
     """
-    joined = _of_intervals(placed, _tabled(placed, "all", names=_COMPUTE))
+    joined = _of_intervals(placed, _tabled(placed, "all", names=(*_COMPUTE, *SYNCED)))
     joined = joined.dropna(subset=["rank", "step_ns"])
     keys = ["step", "rank"]
     if not len(joined):
