@@ -87,6 +87,14 @@ def test_a_silent_rank_is_where_its_block_is(known: dict[int, str], host_of_5: s
     assert shape([*sizes(8, 8), *(says(r, host=h) for r, h in known.items())]).host_of(5) == host_of_5
 
 
+@pytest.mark.parametrize(("last", "host"), [(6, "gx"), (4, "gx"), (3, None)])
+def test_the_only_host_of_a_table_of_failures(last: int, host: str | None) -> None:
+    """Of eight ranks: rank 4 as local rank 4 leaves no room for a second host; rank 3 as local rank 3 may be one of four on this one."""
+    failed: Row = {"kind": "end", "name": "child-failed", "value": -6.0, "host": "gx", "text": "exitcode  : -6 (pid: 3)"}
+    found = shape([*sizes(8, 4), *({**failed, "rank": r, "label": f"local {r}"} for r in (0, last))])
+    assert [found.host_of(r) for r in (0, 7)] == ["gx", host]
+
+
 @pytest.mark.parametrize(("hosts", "ranks"), [(("orin",), (4,)), (("orin", "vega"), ())])
 def test_on_a_single_host_a_local_rank_is_the_rank(hosts: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     """The error file of local rank 4: it is rank 4 where all eight ranks say that they are on one host."""

@@ -221,3 +221,40 @@ def test_a_log_of_each_process_under_mpi(tmp_path: Path) -> None:
     files["out.x3c0s1b0.39979"] += traceback("ValueError: x")
     found = logs(tmp_path / "job", files)
     assert (found["ranks"], found["hosts"]) == ([3], ["x3c0s1b0"])
+
+
+ON_HOST = ["[rank 0] pid 900 on mz1", "[rank 1] pid 901 on mz1", "[rank 2] pid 902 on mz2", "[rank 3] pid 903 on mz2"]
+WORKER = "RuntimeError: DataLoader worker (pid 9982) is killed by signal: Killed. "
+KERNEL = "[99120.001401] Memory cgroup out of memory: Killed process 9982 (pt_data_worker) total-vm:41200332kB, anon-rss:30110442kB, oom_score_adj:0"
+
+
+def test_the_kernel_s_line_and_the_worker_of_a_data_loader(tmp_path: Path) -> None:
+    """The kernel names a process that no launcher knows: the rank that lost it says its number. Its line is the proof, the scheduler's a count."""
+    lines = [TOPOLOGY, *ON_HOST, *traceback(WORKER, rank=3), "slurmstepd: error: Detected 1 oom_kill event in StepId=88.0."]
+    found = logs(tmp_path / "job", {"job.log": lines, "dmesg_mz2.txt": [KERNEL]})
+    assert (found["category"], found["ranks"], found["hosts"]) == ("host.oom", [3], ["mz2"])
+    assert ("dmesg_mz2.txt", 1) in [(e["file"], e["line"]) for e in found["evidence"]]
+
+
+TAKEN = "2m11s       Normal    Preempted   pod/pretrain-worker-2      Preempted by pod 7b0a1c55-0f4e on node gke-pool-k2xd"
+
+
+def test_the_node_that_was_taken(tmp_path: Path) -> None:
+    found = logs(tmp_path / "job", {"train.log": [TOPOLOGY, STEP], "events.txt": [TAKEN]})
+    assert (found["category"], found["hosts"]) == ("scheduler.preempted", ["gke-pool-k2xd"])
+    assert found["title"] == "The job was preempted (gke-pool-k2xd was taken from it)"
+
+
+IN_RECV = ("/job/t.py:9 main", "/venv/deepspeed/runtime/pipe/engine.py:1100 _exec_recv_grads")
+
+
+def test_a_silent_neighbour_is_not_named_while_another_s_log_is_missing(tmp_path: Path) -> None:
+    """Stages of two ranks: 0 waits for 2, which says nothing; but 3 waits for 5, whose host left no log."""
+    eight = "Using topology: {" + ", ".join(f"ProcessCoord(pipe={r // 2}, data={r % 2}): {r}" for r in range(8)) + "}"
+    hosts = [f"[rank {r}] pid {900 + r} on s{r // 4}" for r in range(8)]
+    first = [eight, *hosts[:4], *traceback(PEER, *IN_RECV, rank=0), *traceback(PEER, *IN_RECV, rank=1)]
+    alone = logs(tmp_path / "alone", {"s0.log": [*first, *traceback(PEER, *IN_RECV, rank=3)]})
+    assert alone["ranks"] == []
+    later = [*traceback(PEER, *IN_RECV, rank=5), *traceback(PEER, rank=7)]
+    both = logs(tmp_path / "both", {"s0.log": [*first, *traceback(PEER, *IN_RECV, rank=3)], "s1.log": [*hosts[4:], *later]})
+    assert both["ranks"] == [2]

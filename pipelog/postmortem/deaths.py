@@ -343,6 +343,7 @@ def _of_scheduler(
     whom = (
         Whom() if hang is None else Whom(hang.ranks, stages_of(hang.ranks, roles.iloc[:0], topology), hosts_of(hang.ranks, roles.iloc[:0], topology))
     )
+    taken = hosts_of((), roles.loc[again], topology) if ending.status == "preempted" else ()  # the machines that were taken, where they are named
     stood = (
         ""
         if hang is None
@@ -359,10 +360,10 @@ def _of_scheduler(
         name,
         known=not outside,
         confidence=Confidence.MEDIUM if outside else Confidence.HIGH,
-        title=f"The job {words[ending.status]}{silent}{hung}",
+        title=f"The job {words[ending.status]}{f' ({listed(taken)} was taken from it)' if len(taken) == 1 else ''}{silent}{hung}",
         ranks=whom.ranks,
         stages=whom.stages,
-        hosts=whom.hosts,
+        hosts=whom.hosts or taken,
         at_ns=ending.at_ns,
         hang_ns=(hang.begin_ns if hang is not None and hang.begin_ns is not None else since) if silent or hung else None,
         step=last_step(work),

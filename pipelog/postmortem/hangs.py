@@ -296,7 +296,9 @@ def silent_targets(rows: pd.DataFrame, heard: frozenset[int], topology: Topology
     found: dict[int, list[int]] = {}
     for place, rank, pipe in zip(told.index, told["rank"].astype(int), told["pipe"], strict=True):
         partner = towards(topology, rank, pipe)
-        if partner is not None and partner not in complaining and partner in heard:
+        if partner is not None and partner not in heard:
+            return (), tuple(sorted(complaining)), ()  # it may as well be the one whose log is missing
+        if partner is not None and partner not in complaining:
             found.setdefault(partner, []).append(place)
     return tuple(sorted(found)), tuple(sorted(complaining)), tuple(p for places in found.values() for p in places)
 

@@ -17,6 +17,8 @@ from pipelog.tables.topology import Topology
 
 _LISTED = re.compile(r"['\"]([^'\"]+)['\"]: \[([\d, ]*)\]")
 """A host and its devices in the launcher's `WORLD INFO DICT: {'lab-big': [4, 5, 6, 7]}`: the k-th is that of local rank k."""
+_LOADERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d{1,9}(?:, \d{1,9})*)\)")
+"""Workers of a rank's data loader: the kernel kills them by their own number."""
 _XID_OF = re.compile(r"\bpid='?(\d{1,9})\b")
 _BUS = re.compile(r"(?i)^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-7])?$")
 
@@ -54,8 +56,8 @@ def _found(known: dict[tuple[str | None, Any], int], host: str | None, key: Any)
 
 @table("identities", needs=("placed", "topology"))
 def identities(placed: pa.Table, topology: Topology) -> Identities:
-    """Put together what says it: processes that a launcher spawned for a local rank, that name themselves, or that NCCL counts (in the communicator
-    that has all ranks); devices that NCCL names, that a kernel's Xid ties to a process, or whose number a table of nvidia-smi and the launcher's
+    """Put together what says it: processes that a launcher spawned for a local rank, that name themselves, that NCCL counts (in the communicator
+    that has all ranks), or that load data for a rank; devices that NCCL names, that a kernel's Xid ties to a process, or whose number a table of nvidia-smi and the launcher's
     list of devices tie to a local rank.
     """
     local = local_ranks(placed)
@@ -69,6 +71,11 @@ def identities(placed: pa.Table, topology: Topology) -> Identities:
             rank = made.of_process(_word(host), int(said[1]))
             if rank is not None:
                 buses.setdefault((_word(host), bus), rank)
+    errors = frame(placed, ("error",), ("rank", "host", "text")).dropna(subset=["rank", "text"])
+    loaders = errors[errors["text"].str.contains("DataLoader worker", regex=False)]
+    for rank, host, text in zip(loaders["rank"], loaders["host"], loaders["text"], strict=True):
+        for listed in _LOADERS.findall(text):
+            processes |= {(_word(host), int(pid)): int(rank) for pid in listed.split(", ")}
     for host, bus, rank in _numbered(placed, local):
         buses.setdefault((host, bus), rank)
     return made

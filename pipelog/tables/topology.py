@@ -285,7 +285,7 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
-    return _block_by_block(ranks.reset_index()[columns])
+    return _block_by_block(_on_one_host(ranks.reset_index()[columns], here))
 
 
 def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataFrame:
@@ -304,6 +304,19 @@ def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataF
         if not good:
             out.loc[own, column] = pd.NA if column != "host" else None
     return out
+
+
+def _on_one_host(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
+    """All ranks on the only host that is named, where a rank of the upper half has the same number on its host: hosts have equally many ranks."""
+    hosts = set(ranks["host"].dropna())
+    if len(hosts) != 1 or ranks["host"].notna().all():
+        return ranks
+    rows = frame(here, ("end", "place", "process"), ("rank", "host", "label")).dropna()
+    local = rows.loc[rows["host"].isin(hosts) & rows["label"].str.fullmatch(r"local \d{1,6}"), ["rank", "label"]].drop_duplicates()
+    number = local["label"].str.removeprefix("local ").astype("int64")
+    if not len(local) or (number != local["rank"]).any() or 2 * int(number.max()) < len(ranks):
+        return ranks
+    return ranks.assign(host=ranks["host"].fillna(hosts.pop()))
 
 
 def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
