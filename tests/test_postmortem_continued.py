@@ -84,3 +84,53 @@ def test_a_level_is_no_container() -> None:
     composed = [f"{('worker-1', 'worker-2')[n % 2]:<9} | step made" for n in range(12)]
     begins = pa.array(composed)
     assert parse(begins, begins, prefix("\n".join(composed).encode()))["host"].to_pylist() == ["worker-1", "worker-2"] * 6
+
+
+def abort(rank: int, second: float, *below: str) -> list[str]:
+    """torch's watchdog that ends with an error of NCCL, whose message runs over several lines."""
+    said = "Process group watchdog thread terminated with exception: NCCL error: unhandled system error, NCCL version 2.21.5"
+    first = f"[rank{rank}]:[E602 19:09:{second:012.9f} ProcessGroupNCCL.cpp:1895] [PG ID 2 PG GUID 5 Rank 0] {said}"
+    return [first, "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.", "Last error:", *below]
+
+
+BROKEN = "NET/IB : mlx5_2:1 async fatal event: local catastrophic error"
+RETRIES = "NET/IB: Got completion from peer 10.50.0.13<41001> with status=12 opcode=0 len=0 vendor err 129"
+CHANGED = "NET/IB : mlx5_2:1 Got async event : client reregistration"
+
+
+def test_what_stands_below_last_error_is_of_the_record_above() -> None:
+    """The file that comes first, and is the loudest, tells of what came nine seconds later."""
+    ended = [
+        f"[2025-06-02 19:10:0{n},000] [ERROR] [launch.py:325:sigkill_handler] ['python', '--local_rank={n}'] exits with return code = -6"
+        for n in (0, 1)
+    ]
+    late = [*abort(0, 26.7, RETRIES), *abort(1, 26.9, RETRIES), *ended]
+    files = {"a.err": late, "b.err": [*abort(2, 17.1, BROKEN), ended[0]], "train.log": start()}
+    death = read(files)["deaths"][-1]
+    assert (death.kind, death.known, death.ranks, death.hosts) == ("ib-adapter", True, (2,), ("gpu-1",))
+    assert (death.evidence[0].file, death.evidence[0].line) == ("b.err", 4)
+
+
+def test_events_after_which_an_adapter_goes_on_explain_nothing() -> None:
+    death = read({"b.err": abort(2, 17.1, CHANGED), "train.log": start()})["deaths"][-1]
+    assert death.kind != "ib-port"
+    assert not death.known
+
+
+def test_the_last_warning_of_two_records_is_of_neither() -> None:
+    torn = [abort(2, 17.1)[0], abort(3, 17.2)[0], "Last error:", BROKEN]
+    death = read({"b.err": torn, "train.log": start()})["deaths"][-1]
+    assert (death.kind, death.ranks) == ("ib-adapter", ())
+
+
+def test_a_record_with_a_time_comes_before_what_follows_it_without() -> None:
+    """Stamps without a year: the second wording of the same stands below the first, though steps were last made long before."""
+    ecc = "CUDA error: uncorrectable ECC error encountered"
+    watchdog = f"[rank3]:[E602 19:20:17.100000000 ProcessGroupNCCL.cpp:1515] [PG 0 (default_pg) Rank 3] Process group watchdog thread terminated with exception: {ecc}"
+    thrown = [
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        f"  what():  [PG 0 (default_pg) Rank 3] Process group watchdog thread terminated with exception: {ecc}",
+    ]
+    other = ["2025-06-02 19:20:20.000 | ERROR    | rank=00 host=gpu-0 | trainer.loop:run:48 - exiting"]
+    death = read({"a.log": [*start(), watchdog, *thrown], "b.log": other})["deaths"][-1]
+    assert (death.ranks, death.evidence[0].line) == ((3,), len(start()) + 1)

@@ -39,6 +39,18 @@ def warn(found: Records) -> Iterator[Rows]:
     yield found.rows("error", "nccl-warn", value=found.float("pid"), host=host, device=device, text=text, **when(found, iso="stamp"))
 
 
+# NET/IB : mlx5_2:1 async fatal event: local catastrophic error
+# [rank3]: NET/IB : Got completion from peer 10.0.0.7<49321> with status=12 opcode=0 len=0 vendor err 129
+@lines(
+    "nccl-last-error",
+    mark=("async event", "async fatal event", "async error event", "Got completion from peer "),
+    pattern=r"^ *NET/\w+ ?: .*(?:async (?:fatal |error )?event|Got completion from peer )",
+)
+def last_error(found: Records) -> Iterator[Rows]:
+    """Give the adapter's own word where it stands below `Last error:`, as torch repeats NCCL's last warning."""
+    yield found.rows("error", "nccl-last-error", text=pc.utf8_slice_codeunits(found["line"], 0, MOST_CHARACTERS))
+
+
 @lines(
     "nccl-rank",
     mark=" nranks ",

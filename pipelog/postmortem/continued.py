@@ -1,4 +1,4 @@
-"""Whose a traceback is that a logger printed under a record of its own: the record has the rank in front, the lines of the traceback have nothing."""
+"""Lines that go on from a record above them, which alone has rank and time in front: a logger's traceback, and what torch repeats below `Last error:`."""
 
 from __future__ import annotations
 
@@ -36,3 +36,28 @@ def continue_records(rows: pd.DataFrame) -> None:
         if not isinstance(row["host"], str):
             rows.loc[place, "host"] = found[1]
         whose[row["file"], int(row["line"])] = found
+
+
+_RECORDS = ("nccl-abort", "nccl-watchdog", "nccl-heartbeat", "torch-log", "cpp-terminate")
+_BELOW = 6
+"""Lines of torch's message of an NCCL error: what failed, what that means, `Last error:`, and the last warning."""
+
+
+def last_errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows; NCCL's last warning has rank and time of the only record of torch's log right above it, and is left out where it is in the text of an exception."""
+    mine = rows[rows["name"] == "nccl-last-error"]
+    if not len(mine):
+        return rows
+    whole = rows[rows["name"].isin(["python-exception", "cpp-terminate"])]
+    above = rows[rows["name"].isin(_RECORDS)]
+    said: list[int] = []
+    for place, file, line, text in zip(mine.index, mine["file"], mine["line"], mine["text"], strict=True):
+        inside = whole[(whole["file"] == file) & (whole["line"] < line) & (whole["line"] >= line - 2 * _BELOW)]
+        if inside["text"].str.contains(text, regex=False).any():
+            said.append(place)
+            continue
+        near = above[(above["file"] == file) & (above["line"] < line) & (above["line"] >= line - _BELOW)].dropna(subset=["rank"])
+        if pd.isna(rows.at[place, "rank"]) and len(set(near["rank"])) == 1:
+            for column in ("rank", "host", "at_ns", "since_ns", "until_ns"):
+                rows.loc[place, column] = near[column].iloc[-1]
+    return rows.drop(index=said)

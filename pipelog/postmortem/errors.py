@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 import pipelog.postmortem.kinds
 from pipelog.events import Input
-from pipelog.postmortem.continued import continue_records
+from pipelog.postmortem.continued import continue_records, last_errors
 from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import KINDS, Kind, Role
 from pipelog.registry import load
@@ -84,6 +85,7 @@ def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs:
     rows = rows[~(rows["name"].isin(_CODES) & (rows["code"] == 0))]
     _times(rows, placed)
     continue_records(rows)
+    rows = last_errors(rows)
     _whose(rows, identities, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
@@ -198,7 +200,14 @@ def _times(rows: pd.DataFrame, placed: pa.Table) -> None:
         spot = np.searchsorted(where, rows["line"].to_numpy()[mine], side="right")
         since[mine] = np.where(spot > 0, reach[np.maximum(spot - 1, 0)], np.nan)
         until[mine] = np.where(spot < len(when), when[np.minimum(spot, len(when) - 1)], np.nan)
-    rows["since_ns"], rows["until_ns"] = since, until
+    rows["since_ns"], rows["until_ns"] = np.fmax(since, _reached(rows, at)), until
+
+
+def _reached(rows: pd.DataFrame, at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The latest own time of the errors above each in its file: stamps without a year are none of those that all rows are compared with."""
+    ordered = pd.DataFrame({"file": rows["file"].to_numpy(), "line": rows["line"].to_numpy(), "at": at}).sort_values(["file", "line"], kind="stable")
+    reached = ordered.groupby("file")["at"].cummax().groupby(ordered["file"]).ffill()
+    return np.asarray(reached.sort_index(), dtype=np.float64)
 
 
 def _elsewhen(rows: pd.DataFrame, placed: pa.Table) -> None:

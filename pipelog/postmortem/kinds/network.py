@@ -8,17 +8,20 @@ from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Role, Strength, kind
 
+_COMPLETION = r"Got completion .*(?:with error |status=(?:IBV_WC_\w+\()?)\s?"
+"""`Got completion from peer 10.0.0.7<49321> with status=IBV_WC_RETRY_EXC_ERR(12)`: statuses of verbs, 1 to 8 but 5 and 7 found by its own side."""
+
 
 @kind(
     "ib-retry-exceeded",
     category="network",
-    pattern=r"Got completion .*(?:with error |status=(?:IBV_WC_\w+\()?)\s?(?P<status>12|4|10|11|13)\b",
+    pattern=rf"{_COMPLETION}(?P<status>1[23])\b",
     says="lost an InfiniBand connection (status {status}: transport retries exceeded)",
     strength=Strength.TRANSPORT,
     first=20,
 )
 def ib_retry(case: Case) -> Iterator[Advice]:
-    """NCCL's verbs transport: status 12 means that the peer or a link on the way no longer answers."""
+    """NCCL's verbs transport: statuses 12 and 13 mean that the peer or a link on the way no longer answers, or takes nothing more."""
     yield Advice(
         "find the port: `ibstat`, `ibqueryerrors`, `perfquery -x` on both ends named in the line; look for 'port error' or link-down in both kernel logs"
     )
@@ -26,9 +29,91 @@ def ib_retry(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "ib-own-error",
+    category="network",
+    pattern=rf"{_COMPLETION}(?P<status>[123468])\b",
+    says="had an error of its own side of an InfiniBand connection (status {status})",
+    strength=Strength.SYMPTOM,
+    known=False,
+    first=20,
+    missing=(
+        "the kernel log of the host (`dmesg -T | grep -iE 'mlx5|nvidia_peermem'`): adapter, driver, or memory that was freed or not registered",
+    ),
+)
+def ib_own_error(case: Case) -> Iterator[Advice]:
+    """Length, queue, protection or access errors of the process that says it (verbs' statuses 1 to 4, 6 and 8), whatever its peers see."""
+    yield Advice(f"see the adapter and the driver on {case.host or 'that host'}: `dmesg -T | grep -iE 'mlx5|peermem|xid'`, `ibstat`")
+    yield Advice("try NCCL_NET_GDR_LEVEL=0 for a run: if that helps, it is the direct access of the adapter to GPU memory")
+
+
+@kind(
+    "ib-refused",
+    category="network",
+    pattern=rf"{_COMPLETION}(?P<status>7|9|1[01])\b",
+    says="was refused what it asked of its peer over InfiniBand (status {status})",
+    strength=Strength.TRANSPORT,
+    known=False,
+    first=20,
+    missing=("the log and the kernel log of the peer: the fault was found on its side",),
+)
+def ib_refused(case: Case) -> Iterator[Advice]:
+    """The peer answered, and refused: its memory, its queue or its process was not ready (verbs' statuses 7, 9, 10, 11)."""
+    yield Advice("look at the log and the kernel log of the peer that the line names; compare NCCL_IB_HCA and the versions of both hosts")
+
+
+_EVENT = r"async (?:fatal )?(?:error )?(?:event|error)(?: on \w+(?:, unused for now)?)?(?: \([^)]*\))? ?: ?"
+"""`Got async event : port error`, `async fatal event on QP (0x7f…): …`, `non-fatal async event: port error(10)`: what the adapter told NCCL."""
+
+
+@kind(
+    "ib-event",
+    category="unknown",
+    pattern=rf"(?i){_EVENT}(?:port active|GID table change|client reregistration|SM change|LID change|P_?key change|path migrated|communication established|send queue drained|last WQE reached|SRQ limit reached)|NET/IB.*GID table changed",
+    says="was told of a change of the InfiniBand network",
+    role=Role.BENIGN,
+    known=False,
+    strength=Strength.WORD,
+    first=18,
+)
+def ib_event(case: Case) -> Iterator[Advice]:
+    """Events after which an adapter goes on: a port that is up again, other addresses, another subnet manager."""
+    yield Advice("nothing, unless steps are slow from then on: `ibdiagnet`, the subnet manager's log")
+
+
+@kind(
+    "ib-adapter",
+    category="network",
+    pattern=rf"{_EVENT}local catastrophic error",
+    says="lost its InfiniBand adapter (local catastrophic error)",
+    first=18,
+)
+def ib_adapter(case: Case) -> Iterator[Advice]:
+    """The adapter itself reports that it is broken (IBV_EVENT_DEVICE_FATAL); what the others see of it comes later."""
+    yield Advice(
+        f"take {case.host or 'that host'} out of the pool; `dmesg -T | grep mlx5`, `ibstat`, `mstdump` or the vendor's health check of the adapter"
+    )
+    yield Advice("restart from the last checkpoint on other nodes")
+
+
+@kind(
+    "ib-queue",
+    category="network",
+    pattern=rf"{_EVENT}(?P<event>CQ error|local work queue catastrophic error|invalid request local work queue error|local access violation work queue error|SRQ catastrophic error)",
+    says="had a fatal event of an InfiniBand queue ({event})",
+    strength=Strength.SYMPTOM,
+    known=False,
+    first=18,
+    missing=("the kernel log of the host (`dmesg -T | grep -iE 'mlx5|nvidia_peermem'`), and which of its peers asked for what",),
+)
+def ib_queue(case: Case) -> Iterator[Advice]:
+    """A queue of the process broke: memory that was freed or not registered, another adapter than meant, or the driver."""
+    yield Advice("compare NCCL_IB_HCA on the hosts; try NCCL_NET_GDR_LEVEL=0 for a run; see `dmesg -T | grep -iE 'mlx5|peermem'` on the host")
+
+
+@kind(
     "ib-port",
     category="network",
-    pattern=r"NET/IB.*(?:[Gg]ot async (?:fatal )?(?:event|error)).*|mlx5\S* .*(?:[Ll]ink (?:down|DOWN)|health compromised|health error|Health issue observed|module event\[error\])",
+    pattern=r"NET/IB.*async (?:fatal )?(?:error )?(?:event|error).*|mlx5\S* .*(?:[Ll]ink (?:down|DOWN)|health compromised|health error|Health issue observed|module event\[error\])",
     says="lost an InfiniBand port",
     strength=Strength.TRANSPORT,
     first=19,
