@@ -6,6 +6,11 @@ The peaks are since the start of training. Records of several ranks often stand 
     [Rank 4] (after 100 iterations) memory (MB) | allocated: 10823.4 | max allocated: 15203.1 | reserved: 17022.0 | max reserved: 17022.0
     after 1 iterations memory (MB) | allocated: 10857.5625 | max allocated: 26118.2294921875 | reserved: 28234.0 | max reserved: 28234.0
 
+Megatron-Bridge's, whose gigabytes are decimal, and ms-swift's in its Trainer's figures, whose memory is the peak of what is reserved:
+
+    [Rank 1] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 63.66 | … | mem-max-allocated-gigabytes: 153.4 | … | mem-max-reserved-gigabytes: 182.2 | …
+    {'loss': 1.461, …, 'global_step/max_steps': '1/189', 'elapsed_time': '2m 41s', 'remaining_time': '8h 25m 20s', 'memory(GiB)': 67.95, 'train_speed(s/it)': 161.3}
+
 DeepSpeed's `see_memory_usage`, rank 0, three lines: a free text, the device, the host. The peaks are reset at every call. From
 v0.18.3 on they are plain prints, whose free text cannot be told from other text:
 
@@ -28,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._fields import fields, renamed
-from pipelog.parsing import Records, Rows, records
+from pipelog.parsing import Records, Rows, lines, records
 
 _MB = r"\d+(?:\.\d+)?"
 _RESERVED = r"(?:reserved|cached): (?:\d+\.\d+ \| max (?:reserved|cached): \d+\.\d+|\d+ \| max (?:reserved|cached): \d+\b)"
@@ -52,6 +57,39 @@ def megatron(found: Records) -> Iterator[Rows]:
     yield each.rows("memory", renamed(each.groups["name"], ("cached", "reserved"), (" ", "_")), bytes=each.bytes("value", "MB"))
 
 
+_BRIDGE = {f"mem-{word}-gigabytes": name for word, name in (("allocated", "allocated"), ("reserved", "reserved"))} | {
+    f"mem-max-{name}-gigabytes": f"max_{name}" for name in ("allocated", "reserved")
+}
+
+
+@records(
+    "memory-bridge",
+    mark="memory (GB) | mem-",
+    pattern=r"^memory \(GB\) \| (?P<fields>mem-[a-z-]+: \d[\d.]*(?: \| mem-[a-z-]+: \d[\d.]*)* \| mem-max-reserved-gigabytes: \d+(?:\.\d+)?)",
+    head=r"\[Rank (?P<rank>\d{1,9})\] \(after (?P<step>\d{1,9}) iterations\) $",
+    torn=r"^memory \(GB\) \| mem-",
+)
+def bridge(found: Records) -> Iterator[Rows]:
+    """The four figures among the allocator's that all others print."""
+    found.columns |= {"step": found.int("step"), "rank": found.int("rank").cast(pa.int32())}
+    each = fields(found, "fields")
+    place = pc.index_in(each.groups["name"], pa.array(list(_BRIDGE)))
+    mine = each.where(pc.is_valid(place))
+    yield mine.rows("memory", pa.array(list(_BRIDGE.values())).take(place.drop_null()), bytes=mine.scaled("value", 1e9))
+
+
+@lines(
+    "memory-swift",
+    mark="'memory(GiB)': ",
+    pattern=rf"\{{'loss': [^{{}}]*'global_step(?:/max_steps)?': '?(?P<step>\d{{1,9}})[^{{}}]*'memory\(GiB\)': '?(?P<late>{_GB})'?[,}}]"
+    rf"|\{{'loss': [^{{}}]*'memory\(GiB\)': '?(?P<early>{_GB})'?,[^{{}}]*'global_step(?:/max_steps)?': '?(?P<number>\d{{1,9}})",
+)
+def swift(found: Records) -> Iterator[Rows]:
+    """The peak of a step; before or behind it the line names its step."""
+    step = pc.coalesce(found.int("step"), found.int("number"))
+    yield found.rows("memory", "max_reserved", step=step, bytes=pc.coalesce(found.bytes("late", "GiB"), found.bytes("early", "GiB")))
+
+
 @records(
     "memory-usage",
     mark=("see_memory_usage] ", "Max_MA ", "CPU Virtual Memory: "),
@@ -70,7 +108,7 @@ def usage(found: Records) -> Iterator[Rows]:
 
 def _text_above(found: Records) -> pa.Array:
     """The free text of the call that a record belongs to: the nearest line above, unless another call stands in between."""
-    lines, number = found.columns["line"].to_numpy(), np.arange(len(found))
+    line, number = found.columns["line"].to_numpy(), np.arange(len(found))
     text = found.groups["message"]
     free = pc.and_(found.has("message"), pc.invert(pc.match_substring_regex(text, r"^MA [\d.]+ GB +$")))
     device = found.has("max_allocated").to_numpy(zero_copy_only=False)
@@ -78,7 +116,7 @@ def _text_above(found: Records) -> pa.Array:
     last_call = np.maximum.accumulate(np.where(device, number, -1))
     call_before = np.concatenate(([-1], last_call[:-1]))
     own = np.where(device, number, last_call)  # the host's line follows the device's
-    good = (last_text >= 0) & (lines - lines[last_text] <= _NEAR) & (own >= 0) & (call_before[own] < last_text)
+    good = (last_text >= 0) & (line - line[last_text] <= _NEAR) & (own >= 0) & (call_before[own] < last_text)
     return text.take(pa.array(np.where(good, last_text, 0), mask=~good))
 
 
