@@ -76,7 +76,8 @@ def test_who_says_two_things_of_himself_is_not_believed() -> None:
     ("known", "host_of_5"),
     [
         ({0: "a", 1: "a", 2: "a", 3: "a", 4: "b", 6: "b", 7: "b"}, "b"),  # seven of eight: blocks of four
-        ({0: "a", 1: "a", 6: "b", 7: "b"}, "b"),  # half of each block is enough
+        ({0: "a", 3: "a", 4: "b", 7: "b"}, "b"),  # the first and the last of each
+        ({0: "a", 1: "a", 6: "b", 7: "b"}, None),  # there may be two more hosts between them
         ({0: "a", 1: "a", 2: "a", 3: "a"}, None),  # of the others nobody says that they are on this one
         ({0: "a", 7: "b"}, None),  # one of each is not: there may be a third host between them
         ({0: "a", 2: "a", 4: "a", 1: "b", 3: "b", 7: "b"}, None),  # round robin: the place says nothing

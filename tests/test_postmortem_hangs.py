@@ -585,3 +585,12 @@ def test_the_npu_of_which_all_others_wait_for_a_record() -> None:
 )
 def test_what_timed_out_is_said_only_where_something_did(text: str, said: str) -> None:
     assert said in _call(pd.Series({"text": text}))
+
+
+def test_the_lines_of_those_next_to_the_one_waited_for_come_first() -> None:
+    """Four stages of one replica: 0, 1 and 3 wait for rank 2; its neighbours' lines point to it, rank 0's only to rank 1."""
+    rows = [*topology_map(4, 1), *alive(*range(4))]
+    waits = [watchdog(r, op="RECV") for r in (0, 1, 3)]
+    (death,) = tables([*rows, *waits])["deaths"]
+    assert death.ranks == (2,)
+    assert [e.line for e in death.evidence[:3]] == [len(rows) + 2, len(rows) + 3, len(rows) + 1]

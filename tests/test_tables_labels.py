@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import pipelog
@@ -187,6 +188,16 @@ def test_a_rank_of_ones_own_that_counts_within_a_host() -> None:
     assert ranks({"run.log": lines + [f"node-b: rank 1: {line}" for line in RAISED]}) == [None]
     nodes = {f"{node}.log": [f"rank 0: {line}" for line in FIRST] + [f"rank 1: {line}" for line in OTHER] for node in ("a", "b")}
     assert ranks(nodes | {"b.log": [f"rank 0: {line}" for line in OTHER] + [f"rank 1: {line}" for line in RAISED]}) == [None]
+
+
+def test_a_host_before_the_name_of_the_stream() -> None:
+    lines = [f"nodes.cn-d00{n % 2} [{('stdout', 'stderr')[n % 2]}] step {n} made" for n in range(12)]
+    found = heads.prefix("\n".join(lines).encode())
+    assert found.found == ("stream",)
+    assert heads.parse(pa.array(lines), pa.array(lines), found)["host"].to_pylist() == ["cn-d000", "cn-d001"] * 6
+    devices = [f"bench.D{n % 2} [stdout] step {n} made" for n in range(12)]
+    found = heads.prefix("\n".join(devices).encode())
+    assert heads.parse(pa.array(devices), pa.array(devices), found)["host"].null_count == 12  # a device is no host
 
 
 def test_stern_names_the_pod() -> None:

@@ -11,6 +11,7 @@ from pipelog._text import listed
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import Kind, Role, Strength
+from pipelog.postmortem.neighbours import neighbour
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -46,6 +47,7 @@ def whom_of(
     if kind.category == "hang":
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
+        lines = _neighbours_first(lines, ranks, roles, topology)
         return Whom(
             ranks,
             stages_of(ranks, same, topology),
@@ -86,6 +88,13 @@ def whom_of(
     labels = {w for w in same["label"] if isinstance(w, str)}
     label = labels.pop() if len(labels) == 1 else None
     return Whom(ranks, stages_of(ranks, same, topology), hosts, why, label, lost_by=lost_by, awaited_by=awaited_by), lines
+
+
+def _neighbours_first(lines: list[int], ranks: tuple[int, ...], roles: pd.DataFrame, topology: Topology) -> list[int]:
+    """Of many who waited those next to the ranks waited for, along the pipeline: theirs are the lines that point to them."""
+    beside = {n for rank in ranks for way in (-1, 1) if (n := neighbour(topology, rank, way)) is not None} - set(ranks)
+    near = {place for place in lines if place in roles.index and not pd.isna(rank := roles.at[place, "rank"]) and int(rank) in beside}
+    return sorted(lines, key=lambda place: place not in near)
 
 
 def _as_the_kernel_says(roles: pd.DataFrame, same: pd.DataFrame) -> list[int]:

@@ -41,6 +41,7 @@ _BY_COUNT = (
     ("ranked", r"[\[(|]? ?(?i:(?:global[ _-]?)?rank)(?: ?[:=#] ?|[ _-])?(?P<ranked>\d{1,7})(?:/\d+| of \d+)?[\])|]?(?:: ?| - | ?\| ?| )", 0.6),
     ("stern", r"(?P<pod>[a-z0-9][a-z0-9-]*-(?:\d{1,4}|[a-z0-9]{5})) [a-z][a-z0-9-]* ", 0.9),
     ("host", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*):(?: |$)", 0.6),  # pdsh
+    ("stream", r"(?:[\w-]+\.)?(?:D\d+|(?P<host>[A-Za-z0-9][A-Za-z0-9_-]*)) \[std(?:out|err)\] ", 0.9),  # milabench: NAME.HOST, NAME.DEVICE
     ("compose", r"(?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) +\| ", 0.9),  # docker compose
     ("stamp", r"(?P<local_time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?) (?:\| )?", 0.9),  # ts '%F %T', a script's own
     ("numbers", r" *\d+(?:\t|[:-] ?)", 0.95),  # cat -n, grep -n

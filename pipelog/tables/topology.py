@@ -320,20 +320,26 @@ def _on_one_host(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
 
 
 def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Hosts of ranks that say nothing of it: launchers fill one host after the other, so where all that is known is blocks of equal length,
-    of each of which at least half is known, the rest of a block is where its others are.
+    """Hosts of ranks that say nothing of it: launchers fill equal hosts one after the other, so where the ranks of each host that is named lie in one
+    block, and would not with more hosts than are named, the rest of a block is where its others are.
     """
     hosts = ranks["host"].dropna()
     n = hosts.nunique()
     if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(_NAMELESS).any():
         return ranks
-    length = len(ranks) // n
-    known = pd.DataFrame({"block": hosts.index // length, "host": hosts})
-    of_block = known.drop_duplicates()
-    if len(of_block) != n or of_block["block"].nunique() != n or known["block"].value_counts().min() * 2 < length:
+    fits = [many for many in range(n, len(ranks) + 1) if len(ranks) % many == 0 and _one_each(hosts, len(ranks) // many)]
+    if fits != [n]:
         return ranks
-    rest = pd.Series(ranks.index // length, index=ranks.index).map(of_block.set_index("block")["host"])
+    length = len(ranks) // n
+    of_block = {int(rank) // length: host for rank, host in hosts.items()}
+    rest = pd.Series([of_block.get(int(rank) // length) for rank in ranks.index], index=ranks.index)
     return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
+
+
+def _one_each(hosts: pd.Series, length: int) -> bool:
+    """Whether each host is in one block of that length, and each block has one host."""
+    pairs = {(int(rank) // length, host) for rank, host in hosts.items()}
+    return len({block for block, _ in pairs}) == len(pairs) == len({host for _, host in pairs})
 
 
 _NAMELESS = frozenset({"localhost", "127.0.0.1"})
