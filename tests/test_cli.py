@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 
 import pipelog.kept
 from pipelog.cli import main
-from pipelog.events import Events
+from pipelog.events import Events, Input, Skipped
+from pipelog.tables.unread import unread
 from tests.conftest import FIXTURES
 
 HEAVY = FIXTURES / "runs" / "heavy-stage2"
@@ -326,6 +327,14 @@ def test_a_file_without_permission_is_said(tmp_path: Path) -> None:
     assert "b.log (permission denied)" in run("analyze", tmp_path / "job", "--format", "text", "-o", "-").stderr
 
 
+def test_who_may_read_a_file_is_said_with_the_remedy() -> None:
+    closed = Input("logs/b.log", "ignored", 1, skipped=[Skipped(None, "ignored, because it could not be opened: [Errno 13] Permission denied")])
+    assert "logs/b.log (" in unread([closed])
+    assert "chmod a+r" in unread([closed])
+    gone = Input("logs/c.log", "ignored", 1, skipped=[Skipped(None, "ignored, because there is no such file or folder")])
+    assert "chmod" not in unread([gone])
+
+
 def test_nothing_is_said_of_what_is_no_input() -> None:
     assert "Not read" not in run("analyze", HEAVY, "--format", "text", "-o", "-").output
 
@@ -336,7 +345,7 @@ def test_the_number_of_a_start_that_the_text_names_is_the_option_s(tmp_path: Pat
     step = "steps: {} loss: 0.5 iter time (s): {}.0 samples/sec: 8.0"
     log = tmp_path / "train.log"
     log.write_text("\n".join([start, step.format(10, 1), step.format(20, 1), start, step.format(10, 3), step.format(20, 3)]) + "\n")
-    assert "the figures speak of start 2 (--attempt 1; the first is --attempt 0)" in " ".join(
+    assert "the figures speak of attempt 1 (the first is 0; --attempt shows another)" in " ".join(
         run("analyze", log, "--format", "text", "-o", "-").stdout.split()
     )
     assert json.loads(run("analyze", log, "--format", "json", "-o", "-", "--attempt", 0).stdout)["metrics"]["step_time_s"]["median"] == 1.0

@@ -75,7 +75,14 @@ def test_one_begins_the_rest_follow() -> None:
     echo = next(c for c in death.consequences if c["line"] == 4)
     assert (echo["role"], echo["count"], echo["ranks"], echo["file"]) == ("cascade", 2, [1, 3], "train.log")
     assert sum(c["count"] for c in death.consequences) == 5
-    assert [(e.file, e.line) for e in death.evidence] == [("train.log", 3), ("train.log", 8)]
+    assert [(e.file, e.line) for e in death.evidence] == [("train.log", 3)]
+
+
+def test_the_launcher_s_line_proves_an_end_of_which_nobody_else_speaks() -> None:
+    """It names the command of its last local rank, whichever failed; torchrun's and srun's lines name the one that did."""
+    assert [e.line for e in verdict([step(1), step(2), killing(100), left(-9)]).evidence] == [4]
+    task: Row = {"kind": "end", "name": "slurm-task", "value": 1.0, "label": "task 2", "text": "srun: error: node-1: task 2: Exited with exit code 1"}
+    assert [e.line for e in verdict([step(1), step(2), raised(OOM, 2), task]).evidence] == [3, 4]
 
 
 def test_an_error_before_steps_is_survived() -> None:

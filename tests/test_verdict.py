@@ -88,17 +88,17 @@ def several(*numbers: int) -> str:
 
 
 def test_a_last_start_without_a_step_is_what_ended(tmp_path: Path) -> None:
-    """The figures are those of start 1, but the job is where start 2 left it."""
+    """The figures are those of the first start, but the job is where the second left it."""
     text = START.format(0) + several(10, 20, 30) + START.format(5)
     (tmp_path / "train.log").write_text(text + "[2025-06-01 10:05:09,000] [INFO] [launch.py:152:main] nnodes=1, num_local_procs=2, node_rank=0\n")
     made = verdict(diagnose(read(tmp_path)))
     assert made.word == "INCOMPLETE"
-    assert made.sentence.startswith("Start 2 stops before its first step, and no line says why; in start 1, ")
+    assert made.sentence.startswith("Attempt 1 stops before its first step, and no line says why; in attempt 0, ")
 
 
 def test_how_earlier_starts_ended_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(START.format(0) + several(10, 20) + KILLED + START.format(5) + several(30, 40))
-    assert any("start 1 failed after step 20 (killed); the figures speak of start 2" in n for n in diagnose(read(tmp_path)).notes)
+    assert any("attempt 0 failed after step 20 (killed); the figures speak of attempt 1" in n for n in diagnose(read(tmp_path)).notes)
 
 
 def test_a_checkpoint_that_was_not_there_is_said(tmp_path: Path) -> None:

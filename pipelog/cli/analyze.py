@@ -33,7 +33,7 @@ _SEVERITIES = ("info", "warning", "error")
 @click.option("-o", "--output", metavar="FILE", help="Where to write: a file for one format, a folder/ for several, - for standard output.")
 @click.option("--fail-on", type=click.Choice(_SEVERITIES), help="Exit with 1 where a finding is at least this severe.")
 @click.option(
-    "--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at: 0 is start 1.  [default: the last that trained]"
+    "--attempt", type=click.IntRange(min=0), metavar="N", help="Which start of the job to look at: 0 is the first.  [default: the last that trained]"
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="RULE.OPTION=VALUE", help="Set a threshold, as in PL201.limit=0.3; `pipelog rules` lists them."

@@ -57,7 +57,7 @@ def repeat_offender(deaths: list[Death], starts: Attempts, *, attempts: int = 2)
 
 
 def _numbers(mine: list[Death]) -> str:
-    return listed(f"{d.attempt + 1}: {d.category or 'unknown'}" for d in mine)
+    return listed(f"{d.attempt}: {d.category or 'unknown'}" for d in mine)
 
 
 def _finding(title: str, mine: list[Death], where: Where, action: str) -> Finding:

@@ -176,7 +176,7 @@ def _explained(last: Death, earlier: list[Death]) -> Death:
                 kind=before.kind,
                 known=True,
                 confidence=Confidence.MEDIUM,
-                title=f"{listed(sorted(same))} fails again: {before.title[:1].lower()}{before.title[1:]} in attempt {before.attempt + 1}; now {last.title[:1].lower()}{last.title[1:]}",
+                title=f"{listed(sorted(same))} fails again: {before.title[:1].lower()}{before.title[1:]} in attempt {before.attempt}; now {last.title[:1].lower()}{last.title[1:]}",
                 hosts=tuple(sorted(same)),
                 evidence=(*before.evidence[:2], *last.evidence),
                 advice=before.advice,
@@ -397,7 +397,9 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tup
     codes = roles[roles["code"].notna()]
     if len(codes):
         row = codes.iloc[0]
-        out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
+        last = row["name"] == "exit-code" and "exits with return code" in row["text"]
+        if not (last and len(out) > len(before)):  # it names the command of the last local rank, whichever failed: no proof where others speak
+            out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
     elif ending.file is not None and ending.line is not None:
         out.setdefault((ending.file, ending.line), Evidence(ending.file, ending.line, None))
     return tuple(out.values())

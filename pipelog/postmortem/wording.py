@@ -15,6 +15,9 @@ from pipelog.tables.topology import Topology
 _WORK = re.compile(r"Work\w*\((?:SeqNum=(?P<seq>\d+), )?(?:OpType=(?P<op>\w+))?(?:.{0,200}?ran for (?P<ms>\d+) milliseconds)?")
 """`WorkNCCL(SeqNum=4084, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600077 milliseconds` (ProcessGroupNCCL.cpp)"""
 
+_STAMP = re.compile(r"^\[[A-Z]\d+ [\d:.]+ [\w.]+:\d+\] ")
+"""`[E401 16:39:52.585735386 ProcessGroupNCCL.cpp:670] ` of torch's C++ log, which says nothing of what follows."""
+
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d+) seconds")
 """Of the heartbeat monitor: no call timed out."""
 
@@ -103,8 +106,11 @@ def filled(says: str, kind: Kind, text: str) -> str:
     """What a kind says, with the groups of its pattern, `{line}` and `{matched}` from the text of the row."""
     match = kind.pattern.search(text)
     groups: dict[str, Any] = {k: v or "" for k, v in match.groupdict().items()} if match else {}
-    line = text.partition("\n")[0].strip()
-    groups |= {"line": line if len(line) <= 160 else line[:159] + "…", "matched": " ".join(match.group(0).split())[:80] if match else line[:80]}
+    line = _STAMP.sub("", text.partition("\n")[0].strip())
+    groups |= {
+        "line": line if len(line) <= 160 else f"{line[:100]} … {line[-57:]}",
+        "matched": " ".join(match.group(0).split())[:80] if match else line[:80],
+    }
     try:
         return says.format(**groups)
     except (KeyError, IndexError):

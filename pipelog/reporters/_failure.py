@@ -84,7 +84,7 @@ def _lost(report: Report) -> Fact:
     """Steps and time since the last checkpoint, of the attempt that the figures speak of."""
     run = report.run
     several = len(run["attempts"]) > 1
-    of = f" (start {run['attempt'] + 1})" if several and run.get("attempt") not in (None, run["attempts"][-1]["index"]) else ""
+    of = f" (attempt {run['attempt']})" if several and run.get("attempt") not in (None, run["attempts"][-1]["index"]) else ""
     saved, lost = run["last_checkpoint_step"], run["lost_steps"]
     if lost is None and run["last_step"] is None:
         logs = any(i["kind"] == "log" for i in report.inputs)
@@ -160,7 +160,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start of the job: number (1 first), how it ended, its steps, its wall clock and the parts that are known of it, s; gap: since the start before."""
+    """A start of the job: number (that of --attempt, 0 first), how it ended, its steps, its wall clock and the parts that are known of it, s; gap: since the start before."""
 
     number: int
     status: str
@@ -198,7 +198,7 @@ def _start(row: JSON, end: JSON) -> Start:
     first, last = end.get("first_step"), end.get("last_step")
     steps = "" if first is None or last is None else f"{first:,}" if first == last else f"{first:,} to {last:,}"
     parts = tuple(Spent(key, words, row[key]) for key, words, _ in PARTS if row.get(key))
-    return Start(row["attempt"] + 1, end.get("status") or "", end.get("category") or "", steps, row.get("wall_s"), row.get("gap_s"), parts)
+    return Start(row["attempt"], end.get("status") or "", end.get("category") or "", steps, row.get("wall_s"), row.get("gap_s"), parts)
 
 
 def spent(start: Start) -> str:

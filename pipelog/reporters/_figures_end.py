@@ -216,7 +216,7 @@ def ledger(report: Report) -> Lanes | None:
         tuple(_time_legend(shown)),
         tuple(_start(s, longest) for s in shown),
         (),
-        ("Start", "Ended", "Category", "Steps", "Wall clock", *(words.capitalize() for _, words, _ in PARTS), f"{GAP[1].capitalize()}, before it"),
+        ("Attempt", "Ended", "Category", "Steps", "Wall clock", *(words.capitalize() for _, words, _ in PARTS), f"{GAP[1].capitalize()}, before it"),
         tuple(_time_row(report, s) for s in drawn),
     )
 
@@ -232,7 +232,7 @@ def _start(start: Start, longest: float) -> Lane:
     if not start.whole and rest > 0.5:
         bars.append(Bar(_UNKNOWN[1], "not known what it went into", round(at, 2), round(rest, 2), _UNKNOWN[0]))
     steps = f"steps {start.steps}" if start.steps else "no step"
-    return Lane(f"start {start.number}: {start.status}", steps, "" if start.wall is None else duration(start.wall), tuple(bars))
+    return Lane(f"attempt {start.number}: {start.status}", steps, "" if start.wall is None else duration(start.wall), tuple(bars))
 
 
 def _time_legend(every: list[Start]) -> Iterator[Key]:
@@ -246,7 +246,7 @@ def _time_legend(every: list[Start]) -> Iterator[Key]:
 
 
 def _time_row(report: Report, start: Start) -> tuple[str, ...]:
-    given = next(r for r in report.run["ledger"]["attempts"] if r["attempt"] == start.number - 1)
+    given = next(r for r in report.run["ledger"]["attempts"] if r["attempt"] == start.number)
     times = [given.get("wall_s"), *(given.get(key) for key, _, _ in PARTS), given.get("gap_s")]
     return (
         str(start.number),

@@ -86,7 +86,7 @@ def _time(report: Report) -> list[str]:
     every = starts(report)
     lines = [words(ratio(report))] if ratio(report) else []
     if len(every) > 1:
-        lines += ["", *(f"- start {s.number}: {words(spent(s))}" for s in every[-3:])]
+        lines += ["", *(f"- attempt {s.number}: {words(spent(s))}" for s in every[-3:])]
     elif every and every[0].parts and report.failure:
         lines += ["", f"- {words(spent(every[0]))}"]
     return lines

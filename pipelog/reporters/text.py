@@ -24,6 +24,8 @@ _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "un
 _SEVERITIES = {Severity.ERROR: ("error", "bold red"), Severity.WARNING: ("warning", "yellow"), Severity.INFO: ("info", "blue")}
 
 
+_EFFICIENCY = ("PL1", "PL2", "PL4")
+"""Rules of schedules, balance and communication: of a run that did not come to its end their titles are enough."""
 _MOST_REASONS = 3
 """More rules without data are named without their reasons, but where these are all that there is to say."""
 _WHOLE = 400
@@ -109,7 +111,7 @@ def _time(report: Report) -> list[str]:
     every = starts(report)
     said = [ratio(report)] if ratio(report) else []
     if len(every) > 1:
-        said += [printable(f"start {s.number}: {spent(s)}") for s in every[-_MOST:]]
+        said += [printable(f"attempt {s.number}: {spent(s)}") for s in every[-_MOST:]]
     elif every and every[0].parts:
         said.append(spent(every[0]))
     return said
@@ -124,6 +126,8 @@ def _finding(finding: Finding, report: Report, console: Console) -> None:
     head.add_column(overflow="fold")
     head.add_row(Text(word, style=style), title)
     console.print(head)
+    if report.failure is not None and (finding.severity is Severity.INFO or finding.id[:3] in _EFFICIENCY):
+        return  # a matter for another day: the page has its lines
     for evidence in finding.evidence:
         console.print(Padding(_cited(evidence, report), (0, 0, 0, 8)), no_wrap=False)
     for advice in finding.advice:
@@ -164,7 +168,7 @@ def _rest(report: Report, console: Console) -> None:
     console.print(Text(f"Looked at and clear: {', '.join(o.name for o in clear) or 'nothing'}", style="dim"))
     told = blind if len(blind) <= _MOST_REASONS or verdict(report).word == "CANNOT TELL" else []
     if blind and not told:
-        names = f"Not looked at, for want of data ({len(blind)}): {', '.join(o.name for o in blind)}; the other reports say what is missing"
+        names = f"Not looked at, for want of data ({len(blind)}): {', '.join(o.name for o in blind)}; the HTML report says what each would need"
         console.print(Text(names, style="dim"))
     elif told:
         console.print(Text("Not looked at, for want of data:", style="dim"))

@@ -67,7 +67,7 @@ def _grown(finding: Finding, loud: list[Finding]) -> bool:
 def _end(report: Report) -> str:
     """Completed, step 24: …; The log stops after step 30, at 06:39:12, and no line says why; … Empty where no log was read.
 
-    Where another start is looked at: Start 2 stops before its first step, and no line says why; in start 1 …
+    Where another start is looked at: Attempt 1 stops before its first step, and no line says why; in attempt 0 …
     """
     run = report.run
     last, when = run["last_step"], run["ended_at"]
@@ -78,7 +78,7 @@ def _end(report: Report) -> str:
         if run["status"] != "incomplete":
             return ""
         after = "before its first step" if ended["last_step"] is None else f"after step {ended['last_step']:,}"
-        return f"Start {ended['index'] + 1} stops {after}, and no line says why; in start {run['attempt'] + 1}, "
+        return f"Attempt {ended['index']} stops {after}, and no line says why; in attempt {run['attempt']}, "
     if run["status"] == "completed":
         return "Completed: " if last is None else f"Completed, step {last:,}: "
     if last is None:

@@ -21,7 +21,9 @@ def unread(inputs: list[Input]) -> str:
     """The note that names them with the reasons, the first few; empty where all could be read. What is no input of pipelog is not missed."""
     found = [f"{given.path} ({why})" for given in inputs if (why := _why(given))]
     more = len(found) - _MOST
-    return f"{NOTE}{', '.join(found[:_MOST])}{f' and {more} more' if more > 0 else ''}." if found else ""
+    closed = any("permission denied" in words for words in found)
+    remedy = " Let their owner make them readable for you (chmod a+r, and a+x for the folders above), and run pipelog again." if closed else ""
+    return f"{NOTE}{', '.join(found[:_MOST])}{f' and {more} more' if more > 0 else ''}.{remedy}" if found else ""
 
 
 def _why(given: Input) -> str:
