@@ -5,6 +5,7 @@ that its rerun state machine calls nan or inf (which names the rank), and for it
 Why it matters: from there on the weights are worthless; every further step is lost. The cost is the share of steps from there on.
 What to do: go back to a checkpoint at or before the last finite print; look at the data of the steps after it, the learning rate, the precision.
 When it is wrong: where losses are printed every few steps, the first nan lies somewhere after the last finite print. fp16 skips steps with inf gradients while it searches its loss scale; those are not counted.
+Of prints that name no step (Hugging Face's Trainer) a gradient norm counts only where the last three are nan.
 Thresholds: none.
 """
 
@@ -32,6 +33,7 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
         raise CannotTell("no loss was printed")
     rows = pd.concat([bad, missing, checked], ignore_index=True)
     if not len(rows):
+        yield from _without_steps(scalars)
         return
     rows = rows.sort_values(["step", "line"], kind="stable")
     first, last = int(rows["step"].min()), int(rows["step"].max())
@@ -60,6 +62,35 @@ def loss_nan(scalars: pd.DataFrame, placed: pa.Table, steps: Steps) -> Iterator[
         ),
         cost=float(min(1.0, (end - first + 1) / (end - begin))) if to_end and not again and end > begin else None,
     )
+
+
+def _without_steps(scalars: pd.DataFrame) -> Iterator[Finding]:
+    """What prints that name no step tell: which of them is the first, by its line."""
+    for name, what in (("loss", "the loss is nan or inf"), ("grad_norm", "the gradient norm is nan")):
+        prints = scalars[(scalars["name"] == name) & scalars["step"].isna()].sort_values(["file", "line"], kind="stable")
+        value = prints["value"].to_numpy(dtype=float)
+        bad = np.isnan(value) if name == "grad_norm" else ~np.isfinite(value)
+        if not bad.any() or (name == "grad_norm" and not (len(bad) >= _LASTING and bad[-_LASTING:].all())):
+            continue
+        first = int(np.argmax(bad))
+        reach = "to the end" if bad[first:].all() else "not in all that follow"
+        yield Finding(
+            "PL601",
+            "loss-nan",
+            f"{what} in {bad.sum():,} of {count(len(bad), 'print')} that name no step, from number {first + 1} on, {reach}",
+            Severity.WARNING,
+            Confidence.HIGH,
+            evidence=cite(prints[bad]),
+            advice=(
+                Advice("resume from a checkpoint that was saved before the first of them, once its weights are seen to be finite"),
+                Advice("lower the learning rate or clip gradients; with fp16 compare a bf16 run"),
+            ),
+        )
+        return
+
+
+_LASTING = 3
+"""Gradient norms that are nan one after another: a single one is a step that fp16 skips."""
 
 
 def _last_good(scalars: pd.DataFrame, rows: pd.DataFrame, first: int) -> int | None:
