@@ -92,6 +92,8 @@ def test_a_verdict_names_whom_the_line_names(name: str) -> None:
     if whose in ("rank", "job", "nobody"):
         assert death.ranks == ((3,) if whose == "rank" else ())
         assert death.stages == ((1,) if whose == "rank" else ())
+    if whose == "those named":
+        assert death.ranks == tuple(case["ranks"])
     if whose == "host":
         assert (death.ranks, death.hosts) == ((), ("node-1",))
     if whose == "job":

@@ -97,9 +97,25 @@ def cuda_assert(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "device-assert-unseen",
+    category="code",
+    pattern=r"(?:CUDA|HIP) error: device-side assert triggered|(?:cuda|hip)ErrorAssert\b",
+    says="met an assertion in a kernel; which one is not in the files",
+    known=False,
+    strength=Strength.SYMPTOM,
+    first=16,
+    missing=("the line of the assertion itself (`….cu:123: … Assertion `…` failed.`), which the process prints to its standard error before the exception",),
+)
+def device_assert_unseen(case: Case) -> Iterator[Advice]:
+    """A kernel asserts what it is given, nearly always that an index is within its table: a fault of the code or the data, not of the device."""
+    yield Advice("find the assertion in the standard error of that rank: it names the kernel and what was out of range")
+    yield Advice("run the batch once with CUDA_LAUNCH_BLOCKING=1, or on the CPU, to see the line; compare token ids, labels and positions with the sizes of their tables")
+
+
+@kind(
     "cuda-async",
     category="unknown",
-    pattern=r"(?i)illegal memory access|device-side assert|unspecified launch failure|misaligned address|launch timed out|an illegal .* encountered"
+    pattern=r"(?i)illegal memory access|unspecified launch failure|misaligned address|launch timed out|an illegal .* encountered"
     r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|CUDNN_STATUS_\w+|CUSOLVER_STATUS_\w+|cudaErrorIllegalAddress|hipErrorIllegalAddress|cudaErrorLaunchFailure"
     r"|failed to synchronize",
     says="failed in a CUDA kernel ({matched})",
