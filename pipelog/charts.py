@@ -222,10 +222,14 @@ def _collectives(tables: Tables) -> list[dict[str, Any]] | None:
     ]
 
 
+_WIDEST = 3
+"""So many times its length a picture grows for lines that bear no time: further on they would hide the others."""
+
+
 def _lanes(tables: Tables) -> dict[str, Any] | None:
     """The ranks in the end of the last attempt, from the first of their last steps (else of their lines) to the last of their lines.
 
-    from, to: ISO 8601, local time. rows: rank, stage, host, step; step_s, last_s and the error's error_s in s after `from` (before it negative);
+    from, to: ISO 8601, local time; length_s between them; drawn_s: to the latest time that a line without a time may have, where that is not far behind. rows: rank, stage, host, step; step_s, last_s and the error's error_s in s after `from` (before it negative);
     file and line of the last line, error_file, error_line and error_role. A line without a time stands at the one above it, and last_until_s or
     error_until_s is the one below. Of more ranks
     than _MOST_LANES those that began it and those that fell silent first; `more` counts the others: ranks, and first_s and last_s of their last lines.
@@ -245,10 +249,13 @@ def _lanes(tables: Tables) -> dict[str, Any] | None:
     )
     shown, rest = ranked.head(_MOST_LANES).sort_values("rank"), ranked.iloc[_MOST_LANES:]
     since = _since(int(begin))
+    bounds = found[["last_until_ns", "error_until_ns"]].astype("Float64").max().max()
+    wide = not pd.isna(bounds) and end < bounds <= end + _WIDEST * (end - begin)
     made: dict[str, Any] = {
         "from": iso(int(begin)),
         "to": iso(int(end)),
         "length_s": since(end),
+        "drawn_s": since(bounds if wide else end),
         "rows": [_lane(r, since) for r in shown.to_dict("records")],
     }
     if len(rest):

@@ -160,7 +160,7 @@ def test_lanes_end_where_a_rank_falls_silent(tmp_path: Path) -> None:
     ]
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     made = pipelog.diagnose(pipelog.read(tmp_path)).charts["lanes"]
-    assert (made["from"], made["length_s"]) == ("2024-01-31T02:00:20.000", 15.0)
+    assert (made["from"], made["length_s"], made["drawn_s"]) == ("2024-01-31T02:00:20.000", 15.0, 20.0)
     zero, one = made["rows"]
     assert [zero[k] for k in ("step", "step_s", "last_s", "last_until_s", "error_role", "error_s")] == [2, 0.0, 15.0, 20.0, "cascade", 15.0]
     assert [one[k] for k in ("step", "last_s", "last_until_s", "error_role", "error_s", "error_until_s")] == [

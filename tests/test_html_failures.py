@@ -228,6 +228,19 @@ def test_of_many_ranks_those_are_drawn_that_tell_something() -> None:
     assert "224 more ranks fell silent later and are not drawn; their last lines stand between 42.0 s and 5 min." in made.says
 
 
+def test_the_picture_reaches_as_far_as_its_labels() -> None:
+    """The last line of rank 1 bears no time: it stands between 8 s and 10 s, and the axis ends at 10 s."""
+    given = changed(OOM, charts=json.loads(json.dumps(report(OOM).charts)))
+    row = given.charts["lanes"]["rows"][0]
+    rows = [row | {"rank": 0, "last_s": 8.0, "last_until_s": None}, row | {"rank": 1, "last_s": 8.0, "last_until_s": 10.0}]
+    given.charts["lanes"] |= {"length_s": 8.0, "drawn_s": 10.0, "rows": rows}
+    made = ends(given)
+    assert made
+    assert "to the last line, 8.00 s to 10.0 s later." in made.says[0]
+    assert made.ticks[-1] == (100.0, "10.0 s")
+    assert [(b.begin, b.width) for b in made.rows[1].bars[:2]] == [(0.0, 80.0), (80.0, 20.0)]
+
+
 def test_an_end_within_one_stamp_is_no_picture() -> None:
     document = json.loads(report(OOM).to_json())
     document["charts"]["lanes"] |= {"length_s": 0.0}

@@ -136,6 +136,7 @@ _GPU = (
 _LINK = (
     r"mlx5_core \S+(?: \S+)?: (?:Link down|Port: \d+ Link DOWN|.*(?:health compromised|Health issue observed|Fatal error|handling bad device here|health recovery"
     r"|firmware internal error|module event\[error\]|timeout\. Will cause a leak|High temperature))"
+    r"|(?P<port>mlx5_core \S+(?: \S+)?: (?:Port: \d+ Link ACTIVE|Link up|Port module event: module \d+, Cable unplugged))"
     r"|\S+ \S+ \S+: NIC (?:Copper )?Link is Down|\S+ [0-9a-f]{4}:[0-9a-f:.]{4,9}: (?:AER: |PCIe Bus Error: ).*(?:[Uu]ncorrect|[Ff]atal)"
 )
 _MEMORY = (
@@ -182,6 +183,7 @@ _DISK = (
     pattern=rf"^(?:\s+NVRM: fallen off the bus|{BEFORE}(?:{_GPU}|{_LINK}|{_MEMORY}|{_DISK}))",
 )
 def hardware(found: Records) -> Iterator[Rows]:
-    """Give a line that tells of hardware (group: PCI address of a GPU; value: seconds since the machine was started, where printed)."""
+    """Give a line that tells of hardware, as `kernel-port` one of a network port that is no fault by itself (group: PCI address of a GPU; value: seconds since the machine was started, where printed)."""
     group = pc.coalesce(*(found[name] for name in ("pci", "gone", "switch", "amd")))
-    yield found.rows("error", "kernel", value=found.float("uptime"), group=group, text=found["line"], **when_and_where(found))
+    name = pc.if_else(found.has("port"), "kernel-port", "kernel")
+    yield found.rows("error", name, value=found.float("uptime"), group=group, text=found["line"], **when_and_where(found))

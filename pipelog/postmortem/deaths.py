@@ -17,6 +17,7 @@ from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.kinds import KINDS, Role, Strength
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
+from pipelog.postmortem.ports import around_the_loss
 from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
@@ -218,6 +219,7 @@ def _verdict(
     begun = evaluation(placed, work, first) if hung else None
     before = (((begun.file, begun.line),) if begun is not None else ()) + (hang.evidence[:2] if hang is not None and hung else ())
     stood = hang is not None and hung and hang.stood
+    port, of_port = around_the_loss(roles, first)
     inferred = not hung and len(lines) > len(same)  # from what its neighbours say
     missing = () if kind.known else kind.missing
     if kind.name == "peer-gone" and ranks:
@@ -233,7 +235,7 @@ def _verdict(
         kind=kind.name,
         known=kind.known,
         confidence=Confidence.HIGH if kind.known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
-        title=title_of(kind, first, whom, topology) + (f"; {begun.said}" if begun is not None else ""),
+        title=title_of(kind, first, whom, topology) + port + (f"; {begun.said}" if begun is not None else ""),
         ranks=ranks,
         stages=stages,
         hosts=hosts,
@@ -241,7 +243,7 @@ def _verdict(
         hang_ns=hang.begin_ns if hang is not None and hung else None,
         step=last_step(work),
         phase=phase_of(placed, work, first),
-        evidence=_evidence(roles, lines, ending, before),
+        evidence=(*_evidence(roles, lines, ending, before), *of_port),
         consequences=consequences_of(roles, () if hung else ranks),
         missing=tuple(m for m in missing if not (stood and "py-spy" in m)),
         advice=(*_look_first(hang if hung else None), *(a for a in kind.advice(case) if not (stood and "py-spy" in a.action))),

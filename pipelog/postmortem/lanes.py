@@ -30,7 +30,9 @@ def lanes(tables: Tables, ended: Death, chosen: int) -> pd.DataFrame:
     mine = tables if last.attempt == chosen else tables.of_attempt(last.attempt)
     logs = [i.path for i in mine["inputs"] if i.kind == "log"]
     rows = _timed(mine["placed"], last.roles, logs)
-    found = _ends(rows).merge(_errors(last.roles, rows), on="rank", how="outer").sort_values("rank", ignore_index=True)
+    ends = _ends(rows)
+    span = (float(ends["first_ns"].min()), float(ends[["last_ns", "last_until_ns"]].max().max())) if len(ends) else (0.0, 0.0)
+    found = ends.merge(_errors(last.roles, rows, last.ranks, span), on="rank", how="outer").sort_values("rank", ignore_index=True)
     topology: Topology = mine["topology"]
     found["stage"] = pd.array([topology.stage_of(int(r)) for r in found["rank"]], dtype="Int64")
     found["host"] = pd.Series([topology.host_of(int(r)) for r in found["rank"]], dtype=object, index=found.index)
@@ -81,10 +83,16 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
     return found.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))
 
 
-def _errors(roles: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each rank the error that tells most about its end: the one that began it, else the first that followed; those with a time before others."""
+def _errors(roles: pd.DataFrame, rows: pd.DataFrame, began: tuple[int, ...], span: tuple[float, float]) -> pd.DataFrame:
+    """Of each rank the error that tells most about its end: the one that began it, else the first that followed; those with a time before others.
+
+    What began it and names no rank is of the one rank that *began* it, where it falls into the time of the ranks' own lines (*span*, ns).
+    """
     times = rows.drop_duplicates(["file", "line"])[["file", "line", "at", "until"]]
     found = roles[roles["rank"].notna() & roles["role"].isin(_ERRORS)]
+    if len(began) == 1 and not (found["role"] == Role.INITIATING.value).any():  # a line of the kernel, or of a device, that names no rank
+        of_one = roles[(roles["role"] == Role.INITIATING.value) & roles["at_ns"].between(*span).fillna(False).astype(bool)]
+        found = pd.concat([of_one.assign(rank=pd.array([began[0]] * len(of_one), dtype="Int64")), found])
     found = found.astype({"line": float}).merge(times, on=["file", "line"], how="left")
     found = found.assign(_weight=found["role"].map(_ERRORS), _bare=found["at_ns"].isna())
     found = found.sort_values(["_weight", "_bare", "at", "order", "line"], kind="stable").drop_duplicates("rank")

@@ -67,11 +67,12 @@ def ends(report: Report) -> Lanes | None:
     given = report.charts.get("lanes")
     if not given or not report.failure:
         return None
-    length = float(given["length_s"] or 0)
+    sure = float(given["length_s"] or 0)
+    length = max(sure, float(given.get("drawn_s") or 0)) if sure >= _LEAST_S else sure
     began, hung = set(report.failure["ranks"]), report.run["status"] == "hung"
     rows = tuple(_lane(r, length, began, hung=hung) for r in given["rows"]) if length >= _LEAST_S else ()
     return Lanes(
-        tuple(_end_says(given, length, began, hung=hung)),
+        tuple(_end_says(given, (sure, length), began, hung=hung)),
         tuple(_end_legend(given, hung=hung)) if rows else (),
         rows,
         tuple(_ticks(length)) if rows else (),
@@ -90,13 +91,14 @@ def ends(report: Report) -> Lanes | None:
     )
 
 
-def _end_says(given: JSON, length: float, began: set[int], *, hung: bool) -> Iterator[str]:
+def _end_says(given: JSON, lengths: tuple[float, float], began: set[int], *, hung: bool) -> Iterator[str]:
     stepped = any(r["step_s"] is not None for r in given["rows"])
     first = "the first of their last steps" if stepped else "the first line of a rank"
+    sure, length = lengths
     if length < _LEAST_S:
         yield "The times in these files do not tell which rank fell silent first."
         return
-    yield f"From {first} at {moment(given['from'])} to the last line, {duration(length)} later."
+    yield f"From {first} at {moment(given['from'])} to the last line, {duration(sure)}{f' to {duration(length)}' if length > sure else ''} later."
     if began:
         one = len(began) == 1
         yield f"{'Rank' if one else 'Ranks'} {listed(sorted(began))} {('was waited for' if one else 'were waited for') if hung else 'began it'}."

@@ -124,6 +124,23 @@ def ib_port(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "port-event",
+    category="network",
+    pattern=r"",
+    says="saw a port of the network change",
+    role=Role.BENIGN,
+    known=False,
+    strength=Strength.WORD,
+    rows=("kernel-port",),
+    first=1,
+)
+def port_event(case: Case) -> Iterator[Advice]:
+    """A link that is up, or a port without a cable: the kernel says so of each port at every start."""
+    return
+    yield
+
+
+@kind(
     "mpi-daemon-lost",
     category="network",
     pattern=r"RTE has lost communication with",
