@@ -142,6 +142,13 @@ def test_against_other_stages_alone_it_is_no_more_than_a_hint() -> None:
     assert finding.severity.value == "info"
 
 
+def test_two_replicas_of_a_heavy_stage_take_turns_and_one_may_be_last_for_a_while() -> None:
+    """The slowest of all alone is printed: ranks 2 and 3 in turn, rank 3 in the last six of thirty reports."""
+    turns = lambda i, rank: 100 * (1.4 if rank in (2, 3) else 1) * (1.05 if rank == (3 if i >= 24 else 2 + i % 2) else 1)  # noqa: E731
+    assert not found(job(4, 2, turns, reports=30))
+    assert [f.severity.value for f in found(job(4, 2, lambda i, rank: turns(29, rank), reports=10))] == ["info"]  # noqa: ARG005
+
+
 def test_a_throttled_clock_makes_it_more_than_a_hint() -> None:
     (finding,) = found(job(2, 1, slow(1), clock=(1200, 1)))
     assert (finding.severity.value, finding.confidence.value) == ("warning", "medium")

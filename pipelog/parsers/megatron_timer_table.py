@@ -28,16 +28,21 @@ _MS = r"(-?\d+\.\d\d)"
 _ROW = re.compile(rf"^ {{2,8}}([a-z][\w/ -]*?) ?\.*: (?:\({_MS}, {_MS}\)|{_MS})\s*$", re.ASCII)
 _NAME = re.compile(r"^ {1,6}([a-z][\w/ -]*):\s*$", re.ASCII)
 _RANK = re.compile(rf"^ {{3,9}}rank *(\d{{1,9}}): {_MS}\s*$", re.ASCII)
+_NEXT = re.compile(r" across ranks \(ms\)|iteration[ =]+\d")
+"""What follows a table at the latest: the next one, or the next iteration."""
+_FOREIGN = 3
+"""So many lines in a row, of others who write into the same file, may stand within a table, which is larger than what a pipe keeps together."""
 _TORN = re.compile(r"^ {2,8}[a-z][\w/ -]* \.{2,}", re.ASCII)
 
 
 @block("megatron-timer-table", mark=("time across ranks (ms):", "times across ranks (ms):"), most=20_000)
 def timer_table(block: Block) -> Iterator[Row | Skipped]:
     """Two rows a timer (`min` and `max`), one row (`max`), or one row a rank (`all`)."""
-    name = ""
+    name, foreign = "", 0
     for number, text in block.lines():
         if number == block.line:
             continue
+        foreign += 1
         if rank := _RANK.match(text):
             yield _timer(name, number, rank.group(2)) | {"text": "all", "rank": int(rank.group(1))}
         elif row := _ROW.match(text):
@@ -49,9 +54,11 @@ def timer_table(block: Block) -> Iterator[Row | Skipped]:
             name = heading.group(1)
         elif _TORN.match(text):
             yield Skipped(number, f"megatron-timer-table: the row is broken off: {text[:80]!r}")
+        elif foreign > _FOREIGN or _NEXT.search(text):
             return
         else:
-            return
+            continue
+        foreign = 0
 
 
 def _timer(name: str, line: int, ms: str) -> Row:

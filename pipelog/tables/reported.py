@@ -13,6 +13,8 @@ _LEAST_REPORTS = 3
 _IN_A_ROW = 5
 _NEARLY_ALL = 0.9
 """A straggler is named by this many reports; by this many where it is so in less than half of the run; and by this share of those from the first one on."""
+_BY_CHANCE = 0.01
+"""Where the slowest rank alone is printed, the replicas of a heavy stage take turns: that it is the same one this often is no chance."""
 _THROTTLED = 0.95
 """Clocks of healthy devices under the same load lie within 2 % in published reports (1950 to 1980 MHz)."""
 
@@ -66,6 +68,9 @@ def _of_unit(reports: pd.DataFrame, unit: str, topology: Topology, limit: float)
     if late.sum() < _LEAST_REPORTS or (late.sum() < _IN_A_ROW and numbers.mean() < 0.5):
         return None
     worst = rows.loc[rows.groupby("report")["took"].idxmax()].sort_values("report")
+    replicas = topology.dp or 1
+    if replicas > 1 and not worst["listed"].all() and float(replicas) ** (1 - late.sum()) > _BY_CHANCE:
+        return None
     often = rows.groupby("rank")["report"].nunique()
     ranks = sorted(int(r) for r in often.index[often >= _NEARLY_ALL * late.sum()]) or _members(worst, topology)
     clock, hot = _clock(worst, ranks), _hot(worst, ranks)
