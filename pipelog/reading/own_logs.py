@@ -34,10 +34,9 @@ def with_own_hosts(table: pa.Table) -> pa.Table:
     wanted = pc.or_(pc.is_in(kinds, pa.array(_SPOKEN)), pc.equal(table.column("name").cast(pa.string()), "launch.node_rank"))
     if not pc.any(wanted).as_py():
         return table
-    rows = table.select(["kind", "name", "file", "host", "rank", "label", "value"]).filter(wanted).to_pandas()
-    for column in ("kind", "name", "file", "host", "label"):
-        rows[column] = rows[column].astype(object).where(rows[column].notna(), None)
-    found = _of_processes(rows) | _by_name(rows, files) | _by_number(rows)
+    rows = _distinct(table.filter(wanted), ("kind", "name", "file", "host", "rank", "label"))
+    numbers = _distinct(table.filter(pc.equal(table.column("name").cast(pa.string()), "launch.node_rank")), ("file", "value"))
+    found = _of_processes(rows) | _by_name(rows, files) | _by_number(rows, numbers)
     found = {file: host for file, host in found.items() if host not in _NAMELESS}
     if not found:
         return table
@@ -48,13 +47,19 @@ def with_own_hosts(table: pa.Table) -> pa.Table:
     return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), filled.combine_chunks().dictionary_encode().cast(WORD))
 
 
+def _distinct(table: pa.Table, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The different rows: of a folder full of errors few."""
+    found = table.select(columns).group_by(list(columns), use_threads=False).aggregate([]).to_pandas()
+    words = [c for c in columns if c not in ("rank", "value")]
+    return found.assign(**{c: found[c].astype(object).where(found[c].notna(), None) for c in words})
+
+
 def _not_of_all(table: pa.Table) -> pa.ChunkedArray:
     return pc.invert(pc.fill_null(pc.is_in(table.column("name").cast(pa.string()), pa.array(sorted(_OF_ALL))), False))
 
 
-def _by_number(rows: pd.DataFrame) -> dict[str, str]:
+def _by_number(rows: pd.DataFrame, numbers: pd.DataFrame) -> dict[str, str]:
     """File → host, as DeepSpeed's launcher counts the nodes that it lists in the same file."""
-    numbers = rows.loc[rows["name"] == "launch.node_rank", ["file", "value"]].drop_duplicates()
     numbers = numbers[~numbers["file"].duplicated(keep=False)]
     if len(numbers) < 2:
         return {}
