@@ -7,7 +7,8 @@ What to do: see what changed at that step: hosts' clocks and temperatures, other
 When it is wrong: a planned change (batch-size ramp-up, longer sequences) does the same: where the lines print the global batch or the
 length of the sequences, only steps of equal work are compared, or what such work cannot explain; where they do not, it is not seen.
 Steps that fp16 skips while it searches its loss scale are shorter, since they have no optimizer step: that is checked, too.
-Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side, and as many after that are slow.
+Where no step time is printed, the samples per second of DeepSpeed's throughput lines are looked at, which longer samples lower as well.
+Thresholds: limit 0.15 (slower by 15 %), at_least 3 intervals on each side, and as many after that are slow; twice as many samples per second.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
     """One finding: the change with the largest loss."""
     rows = steps.measured()
     least = int(at_least)
+    rated = _rates(scalars) if steps.source is None else rows.iloc[:0]
+    if len(rated) >= 4 * least:
+        yield from _slower_rate(rated, scalars, limit, 2 * least)
+        return
     if steps.source == "trace" or len(rows) < 2 * least:
         printed = len(steps.rows.dropna(subset=["dur_ns"]))
         warm = ", the first of which holds warm-up" if len(rows) < printed else ""
@@ -57,6 +62,35 @@ def throughput_drop(steps: Steps, scalars: pd.DataFrame, *, limit: float = 0.15,
                 "compare hosts (clocks, temperature, other jobs) before and after that time; a profiler trace of each rank now shows which stage is slow"
             ),
         ),
+        cost=1 - change.low / change.high,
+    )
+
+
+def _rates(scalars: pd.DataFrame) -> pd.DataFrame:
+    """Without step times: the samples per second of single steps that DeepSpeed's throughput lines print, as time of a sample (dur_ns); the first left out."""
+    printed = series(scalars, "samples_per_s_now")
+    value = printed["value"].to_numpy(dtype=float)
+    good = printed[np.isfinite(value) & (value > 0)].iloc[1:]
+    return good.assign(dur_ns=1e9 / good["value"].to_numpy(dtype=float)).reset_index(drop=True)
+
+
+def _slower_rate(rated: pd.DataFrame, scalars: pd.DataFrame, limit: float, least: int) -> Iterator[Finding]:
+    """A lasting fall of the samples per second; they are those of the steps that are printed alone, so twice as many are asked for."""
+    changes = list(_changes(rated, work(scalars, rated["step"]), limit, least))
+    if not changes:
+        return
+    change = max(changes, key=lambda c: c.high / c.low)
+    first, last = int(rated["step"].iloc[change.place - 1]) + 1, int(rated["step"].iloc[change.until])
+    yield Finding(
+        "PL104",
+        "throughput-drop",
+        f"from step {first} on {1e9 / change.high:.3g} samples/s are made instead of {1e9 / change.low:.3g} "
+        f"({percent(change.high / change.low - 1)} longer for each), {change.reach}",
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        Where(steps=(first, last)),
+        cite(rated.iloc[[change.place, change.place - 1]]),
+        (Advice("see whether the samples got longer at that step; else compare hosts (clocks, temperature, other jobs) before and after that time"),),
         cost=1 - change.low / change.high,
     )
 

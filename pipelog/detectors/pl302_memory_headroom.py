@@ -1,6 +1,6 @@
 """PL302 memory-headroom: a rank is close to the capacity of its device.
 
-What it does: compares the highest reserved memory (else allocated) of each rank with the capacity that a table of the devices, an
+What it does: compares the highest reserved memory (else allocated) that each rank prints, see_memory_usage included, with the capacity that a table of the devices, an
 out-of-memory error, a library's line about its device or a trace in the folder states, or else the device's own name (A100-SXM4-80GB);
 where no rank printed its memory, used and total of the devices in such tables.
 Why it matters: a longer sequence, fragmentation or a second process then ends the job with an out-of-memory error.
@@ -25,7 +25,11 @@ from pipelog.tables import CannotTell, frame
 @detector("PL302", "memory-headroom", needs=("memory", "placed", "facts"))
 def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame, *, limit: float = 0.92) -> Iterator[Finding]:
     """One finding: the fullest rank, and how many others are above the limit; where no rank tells, the fullest device of a table."""
-    used = memory.assign(used=memory["max_reserved"].fillna(memory["max_allocated"]) if len(memory) else None).dropna(subset=["used"])
+    printed = [
+        memory.assign(used=memory["max_reserved"].fillna(memory["max_allocated"])) if len(memory) else memory.assign(used=None),
+        _calls(placed),
+    ]
+    used = pd.concat([p for p in printed if len(p)] or printed[:1], ignore_index=True).dropna(subset=["used"])
     tables = _tables(placed)
     if not len(used):
         if not len(tables):
@@ -57,6 +61,18 @@ def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame,
 _ADVICE = (
     Advice("checkpoint activations on the fullest stage, or halve the micro-batch and double the accumulation steps", "peak falls, step gets longer"),
 )
+
+
+_ROUNDED = 2**29
+"""see_memory_usage prints the reserved peak in whole GiB: it is at least this much less."""
+
+
+def _calls(placed: pa.Table) -> pd.DataFrame:
+    """What see_memory_usage says of reserved memory: rank, stage, max_reserved, used (bytes), file, line."""
+    rows = frame(placed, ("memory_usage",), ("name", "rank", "stage", "step", "bytes", "file", "line"))
+    rows = rows[rows["name"].isin(["reserved", "max_reserved"]) & rows["step"].isna() & rows["bytes"].notna()]
+    used = rows["bytes"].astype("float64") - _ROUNDED * (rows["name"] == "max_reserved")
+    return rows.assign(rank=rows["rank"].fillna(0), used=used, max_reserved=used)[["rank", "stage", "max_reserved", "used", "file", "line"]]
 
 
 def _capacity(placed: pa.Table, facts: pd.DataFrame) -> tuple[float | None, tuple[Evidence, ...]]:

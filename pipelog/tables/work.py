@@ -26,10 +26,13 @@ def lengths(scalars: pd.DataFrame) -> pd.DataFrame:
 
 
 def work(scalars: pd.DataFrame, step: pd.Series) -> pd.DataFrame:
-    """Samples (global batch) and tokens of a sample at each of these steps, from the line nearest to it: samples, tokens; 1 where none says it."""
-    out = pd.DataFrame({"samples": 1.0, "tokens": 1.0}, index=range(len(step)))
+    """Samples (global batch), tokens of a sample and tokens that random layer-wise dropping leaves at each of these steps, from the line nearest to it:
+    samples, tokens, kept; 1 where none says it.
+    """
+    out = pd.DataFrame({"samples": 1.0, "tokens": 1.0, "kept": 1.0}, index=range(len(step)))
     wanted = pd.DataFrame({"step": step.to_numpy(dtype=np.int64)})
-    for name, stated in (("samples", series(scalars, "global_batch_size")), ("tokens", lengths(scalars))):
+    stated_of = {"samples": series(scalars, "global_batch_size"), "tokens": lengths(scalars), "kept": series(scalars, "random_ltd_reserved_length")}
+    for name, stated in stated_of.items():
         if len(stated):
             order = np.argsort(wanted["step"].to_numpy(), kind="stable")
             near = pd.merge_asof(wanted.iloc[order], stated[["step", "value"]].astype({"step": "int64"}), on="step", direction="nearest")
@@ -39,10 +42,11 @@ def work(scalars: pd.DataFrame, step: pd.Series) -> pd.DataFrame:
 
 def levels(done: pd.DataFrame) -> np.ndarray:
     """Number of the run of equal steps that each row of `work` belongs to, from 0."""
-    changed = (done[["samples", "tokens"]].diff().iloc[1:] != 0).any(axis=1)
+    changed = (done.diff().iloc[1:] != 0).any(axis=1)
     return np.concatenate(([0], np.cumsum(changed.to_numpy()))) if len(done) else np.zeros(0, int)
 
 
 def most_cost(done: pd.DataFrame) -> np.ndarray:
     """How many times as long a step may take for its work alone, relative to others: samples times tokens², as attention has it; all else costs less."""
-    return np.asarray(done["samples"].to_numpy(dtype=float) * done["tokens"].to_numpy(dtype=float) ** 2)
+    samples, tokens, kept = (done[name].to_numpy(dtype=float) for name in ("samples", "tokens", "kept"))
+    return np.asarray(samples * (tokens * kept) ** 2)
