@@ -59,6 +59,14 @@ def test_a_mesh_of_another_order() -> None:
     assert [found.stage_of(r) for r in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
+def test_the_shape_in_the_words_of_each_rank() -> None:
+    """Where all of them say their stage the depth follows, and the replicas from it; where one is missing it may be deeper."""
+    world: Row = {"kind": "fact", "name": "topology.world_size", "value": 8.0}
+    found = shape([world, *(says(r, stage=r // 2) for r in range(8))])
+    assert (found.pp, found.dp, found.tp) == (4, 2, 1)
+    assert shape([world, *(says(r, stage=r // 2) for r in range(7))]).pp is None
+
+
 def test_a_size_is_no_place() -> None:
     """`pp=2` of every rank is how many stages there are."""
     found = shape([*sizes(4, 2), *(says(r, stage=2) for r in range(4))])

@@ -123,6 +123,7 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
         _from_places(shape, places, absent=None)
     else:
         _from_places(shape, places, absent=1)
+    _from_own_words(shape, places)
     stage_of = _from_messages(here) if shape.pp is None else {}
     _take_stages(shape, stage_of)
     _complete(shape, here)
@@ -147,6 +148,22 @@ def _from_places(shape: Topology, places: pd.DataFrame, *, absent: int | None) -
                 row = mapped.iloc[0]
                 shape.said[quantity] = Said(found, row["file"], None if pd.isna(row["line"]) else int(row["line"]), "topology map")
         shape.world_size = shape.world_size or len(mapped["rank"].dropna().unique())
+
+
+def _from_own_words(shape: Topology, places: pd.DataFrame) -> None:
+    """The shape where each rank says its own place, and their number is known."""
+    own = places[places["name"] == "introduced"]
+    if not shape.world_size or not len(own):
+        return
+    own = _without_doubt(own, shape, shape.world_size)
+    for quantity, column in (("pp", "stage"), ("dp", "replica"), ("tp", "tensor")):
+        mine = own[own[column].notna()].drop_duplicates("rank")
+        if getattr(shape, quantity) is None and len(mine) == shape.world_size:
+            setattr(shape, quantity, int(mine[column].max()) + 1)
+            row = mine.iloc[0]
+            shape.said[quantity] = Said(
+                getattr(shape, quantity), row["file"], None if pd.isna(row["line"]) else int(row["line"]), "words of each rank"
+            )
 
 
 _GROUPS = {"PIPELINE_MODEL_PARALLEL_GROUP": "stage", "DATA_PARALLEL_GROUP": "replica", "TENSOR_MODEL_PARALLEL_GROUP": "tensor"}
