@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from pipelog.detectors.pl101_high_bubble_ratio import high_bubble_ratio
 from pipelog.detectors.pl105_slow_data_loading import slow_data_loading
 from pipelog.detectors.pl201_stage_imbalance import stage_imbalance
 from pipelog.detectors.pl202_straggler_rank import straggler_rank
-from pipelog.findings import Finding
+from pipelog.findings import DETECTORS, Finding
 from pipelog.tables import CannotTell, Tables
 from tests.telling import read
 
@@ -61,7 +62,8 @@ def plain(interval: int, rank: int) -> dict[str, float]:
 
 
 def found(rule: Any, tables: Tables) -> list[Finding]:
-    return list(rule(tables, tables["topology"]))
+    needs = next(d.needs for d in DETECTORS.values() if d.name == rule.__name__.replace("_", "-"))
+    return list(rule(*(tables[name] for name in needs)))
 
 
 def slower(*ranks: int, by: float = 1.4, begin: int = 0) -> Times:
@@ -226,3 +228,13 @@ def test_waiting_for_batches_is_idle() -> None:
 def test_a_stage_that_is_not_timed_leaves_the_bubble_of_the_run_unknown() -> None:
     times = lambda i, rank: {} if rank in (2, 3) else in_phase(780.0)(i, rank)  # noqa: E731
     assert job(4, 2, times)["bubble"].measured is None
+
+
+def test_a_bubble_that_a_slow_stage_makes_sends_to_that_stage() -> None:
+    """13 x 60 ms of the schedule, and 10 x 24 ms of waiting for stage 2."""
+    (finding,) = found(high_bubble_ratio, job(4, 2, in_phase(1020.0, slower(4, 5))))
+    assert finding.advice[0].action == "see to stage 2 first"
+    (finding,) = found(high_bubble_ratio, job(4, 2, in_phase(1020.0, slower(5))))
+    assert finding.advice[0].action == "see to rank 5 first"
+    (finding,) = found(high_bubble_ratio, job(4, 2, in_phase(1020.0)))
+    assert finding.advice[0].action.startswith("record a torch profiler trace")

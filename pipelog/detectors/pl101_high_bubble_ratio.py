@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipelog._text import percent
+from pipelog._text import listed, percent
 from pipelog.detectors.pl201_stage_imbalance import stage_imbalance
 from pipelog.detectors.pl202_straggler_rank import straggler_rank
 from pipelog.detectors.pl401_communication_stall import communication_stall
@@ -141,11 +141,22 @@ def _advice(
         if split.phase[worst] > split.phase["fill-drain"] / 2 and (first := _first(worst, split.phase[worst], words, tables)):
             advice.append(first)
     elif not explained and config.micro_batches:
-        advice.append(
-            Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
-        )
+        record = Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
+        advice.append((_named(tables, topology) if bubble.scope == "run" else None) or record)
     more = _more_micro_batches(topology, config, tables)
     return (*advice, more) if more else tuple(advice)
+
+
+def _named(tables: Tables, topology: Topology) -> Advice | None:
+    """The slow stage or rank that the others wait for, where the times of all ranks name one."""
+    for rule, word in ((stage_imbalance, "stage"), (straggler_rank, "rank")):
+        places = sorted({place for f in _warnings(rule, tables, topology) or () for place in (f.where.stages if word == "stage" else f.where.ranks)})
+        if places:
+            one = len(places) == 1
+            return Advice(
+                f"see to {word if one else word + 's'} {listed(places)} first", f"the others wait for {'it' if one else 'them'} at every micro-batch"
+            )
+    return None
 
 
 def _first(part: str, share: float, words: dict[str, str], tables: Tables) -> Advice | None:
