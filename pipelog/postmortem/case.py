@@ -16,6 +16,7 @@ class Whom:
     """Those who began it, as far as that can be told, and why they are thought to be the ones. label: `local 3` where that is all that is said.
 
     doing: where they stood while others waited, as a predicate. lost_by: ranks that lost a peer; awaited_by: those of them that waited for the ones named.
+    title: the whole of it, where it is a host rather than a rank that others name.
     """
 
     ranks: tuple[int, ...] = ()
@@ -26,6 +27,7 @@ class Whom:
     doing: str = ""
     lost_by: tuple[int, ...] = ()
     awaited_by: tuple[int, ...] = ()
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)

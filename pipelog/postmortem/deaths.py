@@ -221,20 +221,26 @@ def _verdict(
     stood = hang is not None and hung and hang.stood
     port, of_port = around_the_loss(roles, first)
     inferred = not hung and len(lines) > len(same)  # from what its neighbours say
+    of_others = bool(whom.title) and kind.strength is Strength.TRANSPORT  # why it is not reached any more, its own logs tell
+    known = kind.known and not of_others
     missing = () if kind.known else kind.missing
-    if kind.name == "peer-gone" and ranks:
+    if whom.title and not known:
+        missing = (
+            f"why: the kernel log of {listed(hosts) or 'that host'}, whether it was up (`last -x`, the scheduler), the counters of its ports (`ibqueryerrors`)",
+        )
+    elif kind.name == "peer-gone" and ranks:
         missing = (
             f"what rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
         )
-    if not ranks and not kind.job and not hung:
+    if not ranks and not kind.job and not hung and not whom.title:
         missing += ("which rank it was: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
     return Death(
         attempt,
         status=_STATUS.get(kind.category, "failed"),
         category=kind.category,
         kind=kind.name,
-        known=kind.known,
-        confidence=Confidence.HIGH if kind.known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
+        known=known,
+        confidence=Confidence.HIGH if known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
         title=title_of(kind, first, whom, topology) + port + (f"; {begun.said}" if begun is not None else ""),
         ranks=ranks,
         stages=stages,

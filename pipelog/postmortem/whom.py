@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog._text import listed
+from pipelog.postmortem.blamed import blamed_of
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import Kind, Role, Strength
@@ -55,6 +56,8 @@ def whom_of(
             why,
             doing=hang.doing if hang is not None else "",
         ), lines
+    if (blamed := blamed_of(roles, kind, placed, topology)) is not None:
+        return Whom((), blamed.stages, (blamed.host,) if blamed.host else (), title=blamed.title), list(blamed.lines)
     of_host = _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
     job = kind.job and not (of_host or _met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else _fewer(ranks_of(same), of_host), ""

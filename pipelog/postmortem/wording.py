@@ -24,6 +24,8 @@ _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d+) seconds")
 
 def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> str:
     """One sentence: who, what, and why they are thought to be the ones."""
+    if whom.title:
+        return whom.title
     who, tail = subject(whom, topology), f"; {whom.why}" if whom.why else ""
     if kind.category == "hang":
         waited = {"timeout-gloo": "a p2p or collective call timed out", "timeout-nccl": _call(first), "timeout-hccl": "a call of HCCL timed out"}.get(
