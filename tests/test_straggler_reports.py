@@ -221,6 +221,27 @@ def test_a_score_that_falls_in_the_middle() -> None:
     assert finding.where.steps == (40, 80)
 
 
+def flags(*ranks: Sequence[int]) -> list[Finding]:
+    lines = header(2, 4)
+    for i, flagged in enumerate(ranks):
+        listed = ", ".join(map(str, flagged))
+        lines += [
+            iteration(10 * (i + 1)),
+            f"[NeMo W] STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: {{{listed}}}",
+        ]
+    return found(read({"train.log": lines}))
+
+
+def test_ranks_that_are_only_flagged() -> None:
+    (finding,) = flags([5], [5], [1, 5], [5])
+    assert finding.where.ranks == (5,)
+    assert "rank 5 (stage 1) is below the threshold of relative performance (0.7 unless set), in 4 of 4 reports" in finding.title
+    assert finding.confidence.value == "medium"
+    assert not flags([5], [1], [2], [5])
+    assert not flags([5], [5])
+    assert not flags(*[[4, 5, 6, 7]] * 4)
+
+
 def test_broken_reports_name_nobody() -> None:
     lines = [*header(2, 2), *(f"INFO:megatron.core.utils: | MnRtt/Rnk: 100.0ms/{i} | MnPwr/Rnk: 5W/0" for i in range(9))]
     with pytest.raises(CannotTell):

@@ -118,6 +118,7 @@ _DETECTORS = {
     "megatron": "Megatron's straggler detector",
     "relative": "NVIDIA's straggler detection (relative performance)",
     "individual": "NVIDIA's straggler detection (performance against its own best)",
+    "flagged": "NVIDIA's straggler detection that flag any",
 }
 _GROUP = "; they share the work of their replica (a tensor-parallel group), where all wait for the slowest: which one it is is not told"
 _OTHER_WORK = "; no rank of the same stage is known to be faster: it may be the work of its stage"
@@ -132,6 +133,8 @@ def _slower(report: Reported) -> str:
     rows = report.rows
     excess, one = percent(float(rows["excess"].median())), len(report.ranks) == 1
     whom = "all ranks but the slowest few" if rows["listed"].all() else "the fastest rank"
+    if report.source == "flagged":
+        return f"{'is' if one else 'are'} below the threshold of relative performance (0.7 unless set)"
     if report.source != "megatron":
         return f"{'scores' if one else 'score'} {1 / float(rows['took'].median()):.2f} where {whom} score {1 / float(rows['others'].median()):.2f} or more"
     times = f"{seconds(float(rows['took'].median()))} a step against {seconds(float(rows['others'].median()))}{' or less' if rows['listed'].all() else ''}"

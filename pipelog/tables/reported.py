@@ -44,7 +44,7 @@ def reported(reports: pd.DataFrame, topology: Topology, limit: float) -> list[Re
     which would be an imbalance of stages.
     """
     out: list[Reported] = []
-    for source in ("megatron", "relative", "individual"):
+    for source in ("megatron", "relative", "individual", "flagged"):
         mine = reports[reports["source"] == source]
         if out or not len(mine) or mine["report"].max() + 1 < _LEAST_REPORTS:
             continue

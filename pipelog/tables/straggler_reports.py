@@ -12,16 +12,18 @@ from pipelog.tables import frame, table
 from pipelog.tables.steps import Steps
 
 _COLUMNS = ("kind", "name", "text", "rank", "stage", "replica", "value", "start_ns", "file", "line")
+_THRESHOLD = 0.7
+"""Score below which NVIDIA's detection flags a rank, unless it is told another."""
 _NUMBERS = ("clock_rank", "clock_mhz", "clock_most_mhz", "hot_rank", "hot_c")
 
 
 @table("straggler_reports", needs=("placed", "steps"))
 def straggler_reports(placed: pa.Table, steps: Steps) -> pd.DataFrame:
-    """One row a report and rank that it names as slow: source (megatron, relative, individual), report (from 0), step, rank, stage, replica, took, others, excess, listed,
+    """One row a report and rank that it names as slow: source (megatron, relative, individual, flagged), report (from 0), step, rank, stage, replica, took, others, excess, listed,
     best_rank, clock_rank, clock_mhz, clock_most_mhz, hot_rank, hot_c, file, line.
 
     took: forward passes of one iteration in ns (megatron), else 1 / score. others: the same of the ranks it is held against, excess = took / others - 1.
-    Where the report lists several ranks (listed), that is the last of them, than which none that is not listed is slower; else the fastest rank of all, best_rank.
+    Of ranks that are only flagged as below a threshold, the usual one. Where the report lists several ranks (listed), that is the last of them, than which none that is not listed is slower; else the fastest rank of all, best_rank.
     """
     rows = frame(placed, ("straggler_figure", "gpu_score"), _COLUMNS)
     if not len(rows):
@@ -65,12 +67,18 @@ def _reports(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
             last = listed
         for _, report in mine.groupby(np.cumsum(begun), sort=False):
             yield report
+    flagged = rows[(rows["text"] == "flagged") & (rows["name"] == "relative")]
+    for _, report in flagged.groupby(["file", "line"], sort=False):
+        yield report
 
 
 def _of_report(report: pd.DataFrame) -> list[dict[str, object]]:
     """The rows that one report gives; none where it is cut."""
     first = report.iloc[0]
     head = {"file": first["file"], "line": int(first["line"]), "at_ns": first["start_ns"]}
+    if first["text"] == "flagged":
+        took = pd.Series(1 / _THRESHOLD, index=report.index)
+        return _rows(report, took, head | {"source": "flagged", "listed": True, "best_rank": -1} | dict.fromkeys(_NUMBERS, np.nan), others=1.0)
     if first["kind"] == "gpu_score":
         return _of_scores(report, head | {"source": first["name"]} | dict.fromkeys(_NUMBERS, np.nan))
     figure = {(r.name, r.text): r for r in report.itertuples(index=False) if r.text in ("min", "max")}
