@@ -47,10 +47,10 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings: by severity, then by cost, then by id."""
+        """All findings: by severity, then by cost, then by id; the idle share of one stage alone, which names no cause, behind the others of its severity."""
         rank = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
         every = [f for o in self.outcomes for f in o.findings]
-        return tuple(sorted(every, key=lambda f: (rank[f.severity], -(f.cost or 0.0), f.id)))
+        return tuple(sorted(every, key=lambda f: (rank[f.severity], f.name == "high-bubble-ratio" and bool(f.where.stages), -(f.cost or 0.0), f.id)))
 
     def worst(self) -> Severity | None:
         """The highest severity of any finding, None without findings."""

@@ -51,6 +51,8 @@ def test_rule(rule: str, case: dict[str, Any]) -> None:
             assert words in finding.title
         for words in want.get("advice", []):
             assert any(words in f"{a.action} {a.expected}" for a in finding.advice), finding.advice
+        for words in want.get("not_advised", []):
+            assert not any(words in f"{a.action} {a.expected}" for a in finding.advice), finding.advice
         if "cost" in want:
             assert finding.cost is not None
             assert want["cost"][0] <= finding.cost <= want["cost"][1]
@@ -66,7 +68,7 @@ def test_a_case_says_one_thing(rule: str) -> None:
     for name, case in FILES[rule].items():
         assert sum(key in case for key in ("finds", "quiet", "cannot_tell")) == 1, name
         assert set(case.get("options", {})) <= set(DETECTORS[rule].options), name
-        assert all(set(want) <= {*KEYS, "title", "advice", "cost"} for want in case.get("finds", [])), name
+        assert all(set(want) <= {*KEYS, "title", "advice", "not_advised", "cost"} for want in case.get("finds", [])), name
 
 
 def test_every_rule_has_all_kinds_of_cases() -> None:

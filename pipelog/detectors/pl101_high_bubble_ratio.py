@@ -42,6 +42,8 @@ _WITHOUT = {"imbalance-wait": "stages equal", "p2p-transfer": "transfers free", 
 """The what-if in which a part is gone."""
 
 
+_OF_A_RANK = "waiting for slow"
+"""So begins what the wait for unequal stages is called where ranks are slow, and not their stages."""
 _SCATTER = {"imbalance-wait": "scatter of passes", "stall": "scatter of messages"}
 """What a part is called where the rule that would name a stage or a link found none."""
 
@@ -81,7 +83,7 @@ def high_bubble_ratio(
         Confidence.HIGH if bubble.scope == "run" and not (split is not None and _unexplained(split)) else Confidence.MEDIUM,
         Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
         tuple(Evidence(file, line, bubble.shows) for file, line in bubble.where),
-        _advice(topology, config, split, tables, words, explained=explained),
+        _advice(bubble, topology, config, split, tables, words, explained=explained),
         cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
     )
 
@@ -91,7 +93,8 @@ def _words(tables: Tables, topology: Topology) -> dict[str, str]:
     stages, ranks, links = (_warnings(rule, tables, topology) for rule in (stage_imbalance, straggler_rank, communication_stall))
     words = dict(_PARTS)
     if ranks and not stages:
-        words["imbalance-wait"] = "a slow rank"
+        slow = sorted({r for f in ranks for r in f.where.ranks})
+        words["imbalance-wait"] = f"{_OF_A_RANK} rank{'s' if len(slow) > 1 else ''} {listed(slow)} (straggler-rank)"
     elif stages is not None and not stages:
         words["imbalance-wait"] = _SCATTER["imbalance-wait"]
     if links is not None and not any(f.where.links for f in links):
@@ -133,17 +136,20 @@ def _title(bubble: Bubble, topology: Topology, config: Config, split: Breakdown 
 
 
 def _advice(
-    topology: Topology, config: Config, split: Breakdown | None, tables: Tables, words: dict[str, str], *, explained: bool
+    bubble: Bubble, topology: Topology, config: Config, split: Breakdown | None, tables: Tables, words: dict[str, str], *, explained: bool
 ) -> tuple[Advice, ...]:
     advice = []
     if split is not None:
         worst = max(_PARTS, key=lambda part: split.phase[part])
+        if words["imbalance-wait"].startswith(_OF_A_RANK) and split.phase["imbalance-wait"] > split.phase[worst] / 2:
+            worst = "imbalance-wait"  # a rank that is slow scatters the messages, too
         if split.phase[worst] > split.phase["fill-drain"] / 2 and (first := _first(worst, split.phase[worst], words, tables)):
             advice.append(first)
     elif not explained and config.micro_batches:
         record = Advice("record a torch profiler trace of one step on every rank", "shows which stage or link the rest of the idle time comes from")
         advice.append((_named(tables, topology) if bubble.scope == "run" else None) or record)
-    more = _more_micro_batches(topology, config, tables)
+    of_schedule = split is not None or explained or bubble.ideal is None or bubble.ideal > (bubble.measured or 0.0) / 2
+    more = _more_micro_batches(topology, config, tables) if of_schedule else None  # else most of it is none of the schedule's
     return (*advice, more) if more else tuple(advice)
 
 
@@ -172,8 +178,8 @@ def _first(part: str, share: float, words: dict[str, str], tables: Tables) -> Ad
             "garbage collection, sequence lengths",
             "no single stage or link stands out",
         )
-    if words[part] == "a slow rank":
-        return Advice("see to the slow rank first (straggler-rank)", f"up to {percent(share)} of the phase")
+    if words[part].startswith(_OF_A_RANK):
+        return Advice(f"see to {words[part].removeprefix('waiting for ')} first", f"up to {percent(share)} of the phase")
     expected = _without(part, share, tables)
     return Advice(f"remove the largest avoidable part first: {words[part]}", expected) if expected else None
 

@@ -230,12 +230,19 @@ def _spikes(timers: pd.DataFrame, spike: float) -> Iterator[Finding]:
     if len(hits) < 2 or len(hits) > len(used) / 2:
         return
     lost = float((excess[hits.index] * hits["steps"]).sum() / (used["iter_ns"] * used["steps"]).sum())
-    first, last = int(hits["step"].min()), int(hits["step"].max())
+    first, last = int((hits["step"] - hits["steps"]).min()) + 1, int(hits["step"].max())
+    places = used.index.get_indexer(hits.index)
+    if len(hits) > 2 and places[-1] - places[0] + 1 == len(hits):
+        said = f"from step {first} to step {last} a step takes {seconds(float(hits['iter_ns'].median()))} instead of {seconds(median)}, the excess in stage 0's p2p timers"
+    else:
+        said = (
+            f"{count(len(hits), 'print interval')} of {len(used)} took more than {spike:g} times the median step ({seconds(median)}), the excess in stage 0's p2p "
+            "timers: stalls that come and go"
+        )
     yield Finding(
         "PL401",
         "communication-stall",
-        f"{count(len(hits), 'print interval')} of {len(used)} took more than {spike:g} times the median step ({seconds(median)}), the excess in stage 0's p2p timers: "
-        f"stalls that come and go, {percent(lost)} of the time; which link or stage causes them rank 0's timers cannot tell",
+        f"{said}, {percent(lost)} of the time; which link or stage causes it rank 0's timers cannot tell",
         Severity.INFO,
         Confidence.LOW,
         Where(steps=(first, last)),
