@@ -2,7 +2,9 @@
 
 What it does: compares the compute time per micro-batch of the ranks of one stage across data-parallel replicas (traces, or Megatron's timers of all
 ranks), step by step, with the lower median of them; a rank that stays above the limit from some step on is named, with that step. Without such times,
-the reports of a straggler detector (Megatron's --log-straggler, NVIDIA's resiliency extension): a rank that nearly all of them name as slow.
+the reports of a straggler detector (Megatron's --log-straggler, NVIDIA's resiliency extension): a rank that nearly all of them name as slow. Where eight
+steps or more were measured, also against the rank's own pace, with what the others take in the same step taken out: slower from a step on (which
+needs no second replica), more and more, for a while, again and again, or in one step alone.
 Why it matters: all replicas meet in the gradient reduction, so the slowest rank sets the step time of the whole job.
 What to do: look at that GPU and its host: clocks, temperature, ECC counters, other processes, a slow PCIe link; exchange it.
 When it is wrong: replicas with longer sequences in these steps; two replicas only tell that they differ, the slower one is named. The ranks of a
@@ -26,6 +28,7 @@ from pipelog.tables import CannotTell, Tables
 from pipelog.tables.balance import Straggler, stragglers
 from pipelog.tables.compute_time import said_per
 from pipelog.tables.reported import Reported, reported
+from pipelog.tables.slow_ranks import Slow, slow_over
 from pipelog.tables.topology import Topology
 
 
@@ -34,15 +37,21 @@ def straggler_rank(tables: Tables, topology: Topology, *, limit: float = 0.10) -
     """One finding a rank or tensor-parallel group."""
     reports: pd.DataFrame = tables["straggler_reports"]
     told = reported(reports, topology, limit)
+    pace: pd.DataFrame | None = tables.get("own_pace")
+    paced = slow_over(pace, limit) if pace is not None and len(pace) else []
     try:
         found = _measured(tables, topology, limit)
     except CannotTell:
-        if not told and (not len(reports) or topology.dp == 1):
+        if not told and not paced and (not len(reports) or topology.dp == 1):
             raise
         found = []
     for straggler in found:
         yield _of_times(straggler, tables, topology)
     named = {rank for straggler in found for rank in straggler.ranks}
+    for slow in paced:
+        if named.isdisjoint(slow.ranks):
+            named |= set(slow.ranks)
+            yield _of_pace(slow, tables, topology)
     for report in told:
         if named.isdisjoint(report.ranks):
             yield _of_reports(report, tables, topology)
@@ -77,6 +86,52 @@ def _of_times(straggler: Straggler, tables: Tables, topology: Topology) -> Findi
         # what is replayed is the middle of the steps
         (_check(ranks, at_best(tables, "replicas equal") if straggler.from_start else None),),
         cost=straggler.lost,
+    )
+
+
+def _of_pace(slow: Slow, tables: Tables, topology: Topology) -> Finding:
+    """A rank that is slower in some steps than in its others."""
+    rows, lasting = slow.rows, slow.pattern in ("since", "creeping")
+    said, usual = (float(rows[name].median()) for name in ("compute_ns", "usual_ns"))
+    first, last = int(rows["step"].iloc[0]), int(rows["step"].iloc[-1])
+    more = percent(said / usual - 1)
+    how = {
+        "since": f"{more} longer from step {first} on than before",
+        "creeping": f"longer and longer: {more} more in the last {count(len(rows), 'measured step')} than in the first",
+        "period": f"{more} longer from step {first} to step {last} than before and after",
+        "recurring": f"{more} longer in {len(rows)} of {count(slow.seen, 'measured step')} ({_at(rows)}{f', every {slow.every} steps' if slow.every else ''}): it comes back, and does not last",
+        "single": f"{more} longer in {'step' if len(rows) == 1 else 'steps'} {_at(rows)} alone, of {slow.seen} measured: a one-off",
+    }[slow.pattern]
+    alone = topology.dp == 1 and lasting
+    return Finding(
+        "PL202",
+        "straggler-rank",
+        f"{_subject(slow.ranks)} (stage {slow.stage}, replica {slow.replica}) {'computes' if len(slow.ranks) == 1 else 'compute'} {how}: {seconds(said)} "
+        f"{said_per(tables['compute_time'])} against {seconds(usual)}, while the others keep their pace"
+        f"{'; whether the device or the work of its stage changed, one replica does not tell' if alone else ''}{_GROUP if len(slow.ranks) > 1 else ''}",
+        Severity.WARNING if lasting or (slow.lost > _LOUD and slow.pattern != "single") else Severity.INFO,
+        Confidence.LOW if slow.pattern == "single" else Confidence.MEDIUM,
+        Where(ranks=slow.ranks, stages=(slow.stage,), hosts=_hosts(topology, slow.ranks), steps=(first, last)),
+        cite(rows, by="ratio", says=_paced),
+        (_check(slow.ranks, None) if lasting else Advice(_COMES_AND_GOES.format(_subject(slow.ranks))),),
+        cost=slow.lost,
+    )
+
+
+_LOUD = 0.05
+"""What comes and goes is worth a warning where it costs more of the time than this."""
+_MOST_STEPS = 5
+_COMES_AND_GOES = "see what {} does or shares at those steps (checkpoints, evaluation, garbage collection, another job on its host); nothing is to be exchanged for it"
+
+
+def _at(rows: pd.DataFrame) -> str:
+    steps = rows["step"].astype(int).tolist()
+    return listed(steps) if len(steps) <= _MOST_STEPS else f"{', '.join(map(str, steps[:_MOST_STEPS]))}, …"
+
+
+def _paced(row: Any) -> str:
+    return (
+        f"step {row.step}: {_subject(tuple(row.ranks))} {'computes' if len(row.ranks) == 1 else 'compute'} {percent(row.ratio - 1)} longer than usual"
     )
 
 

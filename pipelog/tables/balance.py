@@ -66,13 +66,29 @@ class Straggler:
     certain: bool
 
 
+_STRAY = 0.1
+"""Share of steps on either side of a change that may be as those of the other side."""
+
+
+def since(slow: np.ndarray) -> int:
+    """From where on a rank is slow to the end: the place that leaves the fewest steps on the wrong side, at most one in ten of either; else that of the
+    unbroken end; the length where there is none.
+    """
+    strict = len(slow) - int(np.logical_and.accumulate(slow[::-1]).sum())
+    wrong = np.concatenate(([0], np.cumsum(slow))) + np.concatenate((np.cumsum(~slow[::-1])[::-1], [0]))
+    place = int(np.argmin(wrong))
+    if place == len(slow) or np.mean(~slow[place:]) > _STRAY or (place and np.mean(slow[:place]) > _STRAY):
+        return strict
+    return place
+
+
 def stragglers(peers: pd.DataFrame, compute_time: pd.DataFrame, limit: float) -> Iterator[Straggler]:
     """Ranks more than *limit* above their peers, from some step on to the end: half of what was measured, or several steps in a row."""
     length = float(compute_time["step_ns"].median())
     found: list[pd.DataFrame] = []
     for _, mine in peers.sort_values("step").groupby("rank"):
         slow = (mine["ratio"] > 1 + limit).to_numpy()
-        first = len(slow) - int(np.logical_and.accumulate(slow[::-1]).sum())
+        first = since(slow)
         late = mine.iloc[first:]
         if len(late) >= min(2, len(slow)) and (slow.mean() >= 0.5 or len(late) >= _IN_A_ROW):
             found.append(late.assign(from_start=not first))
