@@ -84,6 +84,15 @@ def test_who_makes_the_batch_itself_does_not_wait_for_its_loader(tmp_path: Path)
     assert found["title"].endswith("rank 0 in __getitem__ (tokens/remote_shard.py:88)")
 
 
+def test_no_stack_is_asked_for_where_a_watchdog_is_silent_and_the_stacks_are_there(tmp_path: Path) -> None:
+    text = log(4) + "".join(watchdog(r, "ALLREDUCE", 500) for r in range(3))
+    files = {"train.log": text} | {f"stack_rank{r}.txt": dump("loader" if r == 3 else "allreduce") for r in range(4)}
+    found = failure(report(tmp_path, files))
+    assert (found["category"], found["ranks"]) == ("hang", [3])
+    assert not [a for a in found["advice"] if "--pid" in a["action"]]
+    assert [a for a in found["advice"] if a["action"].startswith("compare the stacks that are among the files: ")]
+
+
 def test_of_two_that_are_elsewhere_the_one_that_is_waited_for(tmp_path: Path) -> None:
     """Rank 3 has no work for now and sits in its own loader; nobody waits for it. Ranks 1 and 2 wait for activations, 1 for those of rank 0."""
     places = {0: "loader", 1: "recv", 2: "recv", 3: "loader"}

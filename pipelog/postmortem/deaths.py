@@ -321,7 +321,7 @@ def _look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
             f"see what the data loader of {who} waits for: `py-spy dump --subprocesses` shows its workers; the storage that the data set lies on"
         )
     elif whom.ranks:
-        dump = f"the stack of it ({hang.evidence[0][0]}:{hang.evidence[0][1]})" if hang.stood else "py-spy dump if it still runs"
+        dump = "its stack (it is among the files)" if hang.stood else "py-spy dump if it still runs"
         yield Advice(f"look at {who}: its log's last line, {dump}, `dmesg -T` of its host")
     elif hang.stood:
         yield Advice("compare the stacks: the process that does not stand where its peers stand is the one that was waited for")

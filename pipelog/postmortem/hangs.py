@@ -96,16 +96,17 @@ def hang(
     waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl"]) & (errors["role"] != Role.BENIGN.value)]
     waits = waits.iloc[told_of_others(waits).to_numpy().argsort(kind="stable")]  # shown last: no wait of theirs
     begin, lines = _begin(waits), tuple(waits.index)
+    stood = stacks.why if stacks is not None else ""
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
         why = f"{count(flights.waiters, 'rank')} waited in calls that {'it had' if len(flights.ranks) == 1 else 'they had'} not begun ({flights.calls[0]}){none}"
-        return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
+        return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH, stood=stood)
     accused = _accused(errors)
     ranks = _in_job(accused, waits, topology)
     if ranks:
-        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
+        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index), stood=stood)
     if (named := _named(waits, topology)) is not None:
-        return Hang(*named, False, begin, lines)
+        return Hang(*named, False, begin, lines, stood=stood)
     found = None
     if len(waits):
         found = (
@@ -120,10 +121,10 @@ def hang(
         )
         found = _gone(found, left_before(placed, waits), topology)
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
-        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing, stood=stacks.why)
+        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing, stood=stood)
     if found is None and silence is not None:
         return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
-    return replace(found, stood=stacks.why) if found is not None and stacks is not None else found
+    return replace(found, stood=stood) if found is not None else None
 
 
 def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> Hang:
@@ -134,7 +135,7 @@ def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> 
         why = f"{it} left with exit code 0 before the calls of the others timed out"
         return replace(found, ranks=tuple(sorted(left)), why=why, arrived=False, evidence=tuple(left.values()), left=True)
     if found.ranks and left.keys() >= set(found.ranks):
-        why = f"{found.why}; {'it' if len(found.ranks) == 1 else 'they'} had left with exit code 0"
+        why = f"{found.why}{'; ' if found.why else ''}{'it' if len(found.ranks) == 1 else 'they'} had left with exit code 0"
         return replace(found, why=why, evidence=tuple(left[r] for r in found.ranks), left=True)
     return found
 

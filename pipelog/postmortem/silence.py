@@ -55,7 +55,7 @@ def silence(placed: pa.Table) -> Silence | None:
         return None
     end = int(later["start_ns"].max())
     row = work.sort_values(["step", "line"]).iloc[-1]
-    gpus = "the GPU still shows" if devices == 1 else f"all {count(devices, 'GPU')} still show"
+    gpus = "the GPU still showed" if devices == 1 else f"all {count(devices, 'GPU')} still showed"
     low = later["value"].min()
     why = f"nothing was printed for {seconds(end - last)} after step {int(row['step'])}, while {gpus} {low:.0f} %{' or more' if low < 100 else ''}"
     places = ((row["file"], row["line"]), *((later.at[i, "file"], later.at[i, "line"]) for i in (later.index[0], later.index[-1])))

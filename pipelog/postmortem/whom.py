@@ -48,7 +48,8 @@ def whom_of(
     if kind.category == "hang":
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
-        lines = _neighbours_first(lines, ranks, roles, topology)
+        if hang is None or not hang.doing:  # else they are of both sides in turn
+            lines = _neighbours_first(lines, ranks, roles, topology)
         return Whom(
             ranks,
             stages_of(ranks, same, topology),
