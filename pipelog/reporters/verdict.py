@@ -122,6 +122,8 @@ _READ = {
     "scalar": ("figure of a step", "figures of steps"),
     "timer": ("timer", None),
     "megatron_timer": ("timer of Megatron", "timers of Megatron"),
+    "straggler_figure": ("figure of a straggler detector", "figures of a straggler detector"),
+    "gpu_score": ("score of a GPU", "scores of GPUs"),
     "comm": ("line of the comms logger", "lines of the comms logger"),
     "comm_summary": ("row of the comms logger's table", "rows of the comms logger's table"),
     "memory": ("figure of memory", "figures of memory"),
