@@ -191,3 +191,18 @@ def test_memory_of_a_trace_s_devices_is_no_report() -> None:
     """`[memory]` events of a profiler trace show the allocator of some steps, not the peak since the start."""
     rows = [*topology_map(2), report(0, 10.0), report(1, 99.0, device="gpu 1")]
     assert tables(rows)["memory"]["rank"].tolist() == [0]
+
+
+def usage(step: int | None, mib: float, **more: Any) -> Row:
+    return {"kind": "memory_usage", "name": "max_allocated", "step": step, "bytes": round(mib * MIB), "text": "throughput", **more}
+
+
+def test_throughput_lines_are_reports_of_rank_0() -> None:
+    """See_memory_usage names no step and resets its peak at every call."""
+    made = tables([usage(10, 900), usage(20, 1000), usage(None, 5000)])["memory"]
+    assert made[["rank", "step", "max_allocated"]].to_numpy().tolist() == [[0, 10, 900 * MIB], [0, 20, 1000 * MIB]]
+
+
+def test_a_later_throughput_line_is_not_held_against_reports_of_other_ranks() -> None:
+    made = tables([report(0, 1000), report(1, 1000), usage(500, 9000)])["memory"]
+    assert made["max_allocated"].tolist() == [1000 * MIB, 1000 * MIB]

@@ -23,10 +23,13 @@ def memory(placed: pa.Table) -> pd.DataFrame:
     """Memory reports: rank, stage, step, allocated, max_allocated, reserved, max_reserved (bytes), file, line; one row a report.
 
     max_… are peaks since the start of training. The form without a rank is printed by rank 0. Of `memory_usage` those that name
-    their step: the throughput line's and memory_status', which reset no peak.
+    their step: the throughput line's and memory_status', which reset no peak. They count where there is no other report: rank 0's peak of
+    a later step is not held against what other ranks reported before.
     """
     rows = frame(placed, ("memory", "memory_usage"), ("kind", "name", "rank", "stage", "step", "bytes", "device", "file", "line"))
-    rows = rows[rows["device"].isna() & rows["name"].isin(_FIGURES) & ((rows["kind"] == "memory") | rows["step"].notna())]
+    rows = rows[rows["device"].isna() & rows["name"].isin(_FIGURES)]
+    reports = rows["kind"] == "memory"
+    rows = rows[reports] if reports.any() else rows[rows["step"].notna()]
     if not len(rows):
         return pd.DataFrame(columns=["rank", "stage", "step", *_FIGURES, "file", "line"])
     rows["rank"] = rows["rank"].fillna(0)
