@@ -9,6 +9,7 @@ import pytest
 
 from pipelog import diagnose, read
 from pipelog.findings import Confidence, Finding, Outcome, Severity, Status, Where
+from pipelog.reporters.text import render
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
 
@@ -125,3 +126,13 @@ def test_memory_that_grows_is_said_rather_than_what_it_has_grown_to() -> None:
             Outcome("PL303", "memory-growth", Status.FOUND, None, (grown,)),
         )
         assert said_first in verdict(report).sentence
+
+
+def test_the_terminal_folds_findings_of_efficiency_where_the_run_did_not_come_to_its_end() -> None:
+    """What a schedule costs is a matter for another day; its title stays, its lines and advice are on the page."""
+    report = diagnose(read(FIXTURES / "cases" / "ckpt-truncated-layer-file"))
+    (finding,) = [f for f in report.findings if f.id == "PL102"]
+    assert finding.evidence
+    text = " ".join(render(report).split())
+    assert "[PL102 few-micro-batches" in text
+    assert not [a for a in finding.advice if a.action[:40] in text]
