@@ -27,6 +27,15 @@ def start(found: Records) -> Iterator[Rows]:
     yield found.rows("start", "torchrun")
 
 
+# [2024-01-16 21:40:06,000] torch.distributed.elastic.agent.server.api: [INFO]   global_ranks=[8, 9, 10, 11, 12, 13, 14, 15]
+@block("torchrun-ranks", mark="global_ranks=[", head=r"\s$", most=1)
+def ranks(found: Block) -> Iterator[Row]:
+    """Give the ranks of an agent's processes, in the order of their local ranks, as it prints them after each rendezvous."""
+    listed = re.match(r"global_ranks=\[(\d{1,7}(?:, \d{1,7})*)\]\s*$", found.first)
+    for local, rank in enumerate(listed.group(1).split(", ") if listed else ()):
+        yield {"kind": "process", "name": "agent", "rank": int(rank), "label": f"local {local}"}
+
+
 @records(
     "torchrun-failed",
     mark="failed (exitcode: ",

@@ -34,13 +34,13 @@ def neighbour(topology: Topology, rank: int, way: int) -> int | None:
 
 
 def local_ranks(placed: pa.Table) -> dict[tuple[str | None, str], int]:
-    """(host, `local 3`) → rank, as launchers told it."""
-    places = frame(placed, ("place", "process"), ("rank", "host", "label"))
-    return {
-        (h if isinstance(h, str) else None, w): int(r)
-        for h, w, r in zip(places["host"], places["label"], places["rank"], strict=True)
-        if isinstance(w, str) and not pd.isna(r)
-    }
+    """(host, `local 3`) → rank, as launchers told it: when they started it, or when it had failed on a host that they name."""
+    places = frame(placed, ("place", "process", "end"), ("kind", "rank", "host", "label"))
+    places = places[(places["kind"] != "end") | places["host"].notna()].dropna(subset=["rank", "label"])
+    found: dict[tuple[str | None, str], set[int]] = {}
+    for host, label, rank in zip(places["host"], places["label"], places["rank"], strict=True):
+        found.setdefault((host if isinstance(host, str) else None, str(label)), set()).add(int(rank))
+    return {key: ranks.pop() for key, ranks in found.items() if len(ranks) == 1}
 
 
 def left_before(placed: pa.Table, waits: pd.DataFrame) -> dict[int, tuple[str, int]]:

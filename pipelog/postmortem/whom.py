@@ -85,7 +85,7 @@ def whom_of(
         hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]
         why = why or (f"on {listed(hosts)} nothing was started" if hosts else "")
     if not ranks and not job:
-        ranks, hosts = _by_exit(roles, hosts, len(same))
+        ranks, hosts = _by_exit(roles[~roles["host"].isin(_others(placed, same))], hosts, len(same))
         hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)
     elif not hosts and kind.name in _OF_A_NODE:
         hosts = _by_exit(roles, hosts, 1)[1]
@@ -230,6 +230,14 @@ def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...], many: int) -> tuple[tu
 
     Or as many of one host as there are tracebacks (*many*) that name no rank: each is then the end of one of them.
     """
+def _others(placed: pa.Table, same: pd.DataFrame) -> set[str]:
+    """Hosts that are known to write themselves, and are none of those that wrote the lines: a process that failed there did not say them."""
+    mine = set(same["host"].dropna())
+    spoken = placed.filter(pa.compute.not_equal(placed.column("kind").cast(pa.string()), "end")).column("host")
+    seen = {h for h in spoken.unique().to_pylist() if isinstance(h, str)}
+    return seen - mine if mine and mine <= seen else set()
+
+
     own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
     own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
     ranks = set(own["rank"].dropna().astype(int))

@@ -41,6 +41,7 @@ def ranks_of_writers(here: pa.Table, world: int | None, inputs: list[Input]) -> 
         said = numbers.take(pa.compute.index_in(here.column("label").cast(pa.string()), words))
         in_group = pa.compute.is_in(here.column("name").cast(pa.string()), pa.array(_IN_GROUP, pa.string()))  # `[Rank 0]` of a process group
         rank = pa.compute.coalesce(pa.compute.if_else(in_group, said, pa.scalar(None, pa.int32())), rank, said)
+    rank = pa.compute.coalesce(rank, _by_agent(here))
     rank = ranks_of_environment(here, rank, world, own)
     files = (_by_file(world, inputs, own) if world and world > 1 else {}) | _of_processes(here)
     if files:
@@ -105,6 +106,14 @@ def _tasks(here: pa.Table, world: int, inputs: list[Input], own: pd.DataFrame) -
     return tasks if sure else {}
 
 
+def hosts_of_tasks(here: pa.Table, world: int) -> dict[int, str]:
+    """Task → host, as srun lists the tasks of each node that ended alike; none where the last of as many tasks as ranks is not among them."""
+    rows = frame(here, ("end",), ("name", "host", "label")).dropna()
+    rows = rows[rows["name"].str.startswith("slurm-task") & rows["label"].str.startswith("task ")]
+    found = {number: str(host) for host, label in zip(rows["host"], rows["label"], strict=True) for number in _numbers(label[5:], world)}
+    return found if found and max(found) + 1 == world else {}
+
+
 def _locals(here: pa.Table, world: int) -> dict[str, int]:
     """`local 3` → 3 on a single host, where the local rank is the global one.
 
@@ -136,6 +145,24 @@ def _processes(here: pa.Table) -> dict[str, int]:
     for rank, pid in zip(rows["rank"], rows["value"], strict=True):
         found[f"pid {int(pid)}"].add(int(rank))
     return {word: ranks.pop() for word, ranks in found.items() if len(ranks) == 1}
+
+
+def _by_agent(here: pa.Table) -> pa.Array:
+    """The rank of each row with a local rank, where the agent of its file lists the ranks of its processes: several agents where prefixes of hosts tell them apart."""
+    rows = frame(here, ("process",), ("name", "rank", "file", "host", "label"))
+    rows = rows[rows["name"] == "agent"].dropna(subset=["rank", "label"])
+    if not len(rows):
+        return pa.nulls(here.num_rows, pa.int32())
+    found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for file, host, label, rank in zip(rows["file"], rows["host"].fillna(""), rows["label"], rows["rank"], strict=True):
+        found[file, host, label].add(int(rank))
+    known = {key: ranks.pop() for key, ranks in found.items() if len(ranks) == 1}
+    keys = pa.compute.binary_join_element_wise(
+        *(pa.compute.fill_null(here.column(name).cast(pa.string()), "") for name in ("file", "host", "label")), "\0"
+    )
+    place = pa.compute.index_in(keys, pa.array(["\0".join(key) for key in known], pa.string()))
+    place = place.combine_chunks() if isinstance(place, pa.ChunkedArray) else place
+    return pa.array(list(known.values()), pa.int32()).take(place)
 
 
 def _not_of_its_file(here: pa.Table, inputs: list[Input], own: pd.DataFrame) -> pa.ChunkedArray:
