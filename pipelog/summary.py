@@ -19,6 +19,7 @@ from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
 from pipelog.tables.bubble import Bubble
+from pipelog.tables.clock import Clocks
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps, series
 from pipelog.tables.topology import Said, Topology, said
@@ -369,12 +370,17 @@ def _notes(tables: Tables) -> list[str]:
     traces = tables["host_traces"]
     untied = {t.clock for t in traces} - set(clocks.offset_ns)
     if untied:
-        notes.append(f"{len(untied)} of the traces' clocks could not be tied to the others, so nothing compares their times.")
+        notes.append(f"{len(untied)} of the traces' clocks could not be tied to the others, so nothing compares their times{_within(clocks)}.")
     notes += [
         f"pipelog failed on the table {table} ({type(error).__name__}: {error}), and figures that need it are left out: please report it."
         for table, error in tables.faults().items()
     ]
     return notes
+
+
+def _within(clocks: Clocks) -> str:
+    """That replicas on hosts of their own are measured all the same."""
+    return " with those of the others; each replica is measured on the clock of its own hosts" if clocks.apart else ""
 
 
 _MOST_ENDS = 3

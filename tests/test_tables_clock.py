@@ -87,15 +87,61 @@ def test_no_trace_at_all_has_no_clock() -> None:
 
 
 def test_a_chain_of_hosts_is_tied_edge_by_edge() -> None:
-    """Four stages on four hosts, each a second further ahead: offsets add up, the error is at most a message's time an edge."""
+    """Four stages on four hosts, each a second further ahead: offsets add up, and so do errors, each at most a message's time."""
     line = Pipeline(p=4, m=4, offset={s: 1e6 * s for s in range(4)})
     found = of_traces(traces(line), topology_map(4))
     made = found["clocks"]
     for s in range(4):
         assert made.offset_ns[f"host:node-{s}"] == pytest.approx(s * 1e9, abs=3 * 20_000)
-    assert made.error_ns <= 20_000
+    assert 0 < made.error_ns <= 3 * 20_000
     assert found["bubble"].scope == "run"
     assert found["bubble"].measured == pytest.approx(bubble(simulate(line)), abs=1e-3)
+
+
+# ---- replicas on hosts of their own
+
+
+def on_own_hosts(line: Pipeline, later: float = 5e6, *, split: bool = False) -> list[Trace]:
+    """Each replica on a host of its own (split: each of its stages), whose clock is *later* µs ahead of that of the replica before."""
+    made = traces(line)
+    for trace, (stage, replica) in zip(made, [(s, r) for s in range(line.p) for r in range(line.replicas)], strict=True):
+        trace.header["host_name"] = f"node-{replica}{f'-{stage}' if split else ''}"
+        for event in trace.events:
+            event["ts"] += replica * later + (stage * 1e6 if split else 0)
+    return made
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_each_is_measured_on_its_own_clock(split: bool) -> None:
+    """No message passes between replicas, so nothing ties their hosts; phases and bubbles need only the stages of one replica."""
+    line = Pipeline(p=2, m=3, replicas=2, factor={(1, 1): 1.5})
+    found = of_traces(on_own_hosts(line, split=split), topology_map(2, 2))
+    wanted = of_traces(traces(line), topology_map(2, 2))
+    assert all(name.startswith("host:node-0") for name in found["clocks"].offset_ns)
+    assert len(found["clocks"].apart) == (2 if split else 1)
+    assert found["stage_time"]["complete"].all()
+    lengths = [t["stage_time"].sort_values(["step", "rank"])["phase_ns"].tolist() for t in (found, wanted)]
+    assert lengths[0] == pytest.approx(lengths[1], abs=2 * found["clocks"].error_ns + 1)
+    assert len(found["messages"]) == len(wanted["messages"]) == 2 * 2 * 2 * 3
+    assert found["messages"]["transfer_ns"].max() < 30_000
+
+
+def test_a_replica_of_another_day_is_not_taken_in() -> None:
+    found = of_traces(on_own_hosts(Pipeline(p=2, m=3, replicas=2), later=86_400e6), topology_map(2, 2))
+    assert found["clocks"].apart == {}
+    assert found["stage_time"].groupby("replica")["complete"].all().to_dict() == {0: True, 1: False}
+
+
+def test_a_replica_whose_hosts_nothing_ties_is_not_whole() -> None:
+    """Its stages are on two hosts, and of what it receives down a message of each step is missing: messages up alone tie nothing."""
+    line = Pipeline(p=2, m=3, replicas=2)
+    made = on_own_hosts(line, split=True)
+    events = made[3].events
+    missing = [[e for e in events if e["name"] == name][:: line.m] for name in ("c10d::recv_", "gloo:recv")]
+    made[3].events = [e for e in events if all(e is not m for some in missing for m in some)]
+    found = of_traces(made, topology_map(2, 2))
+    assert len(found["clocks"].apart) == 2
+    assert found["stage_time"].groupby("replica")["complete"].all().to_dict() == {0: True, 1: False}
 
 
 # ---- messages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,21 @@ _ANOTHER_RUN_NS = 3600 * 10**9
 class Clocks:
     """offset_ns: clock → what to subtract from its times to have them on the reference clock; a clock that cannot be tied is absent.
 
-    error_ns: the half-width of the bounds, 0 on one clock. reference: the clock of the lowest rank.
+    error_ns: the half-width of the bounds, added up from clock to clock, at its widest; 0 on one clock. reference: the clock of the lowest rank.
+    apart: clock → (reference, offset) of those that are tied to each other alone, as the hosts of another replica are: nothing passes
+    between replicas but collectives.
     """
 
     reference: str | None
     offset_ns: dict[str, int]
     error_ns: int
+    apart: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def of(self, clock: str) -> tuple[str, int] | None:
+        """(the reference that a clock is tied to, its offset), null where its times are to be compared with no other's."""
+        if self.reference is not None and clock in self.offset_ns:
+            return self.reference, self.offset_ns[clock]
+        return self.apart.get(clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def clocks(matched: Matched) -> Clocks:
 
     For clocks A and B with messages both ways the offset o of B lies in [max(send_B - end_A), min(end_B - send_A)]; the middle is
     taken, half the width is the error (as in NTP). Pipelines send both ways over every edge: activations down, gradients up. Traces
-    that an offset of more than an hour would tie are of two runs and stay apart.
+    that an offset of more than an hour would tie are of two runs and stay apart. Replicas on hosts of their own are tied each in itself.
     """
     return matched.clocks
 
@@ -93,12 +102,27 @@ def messages(matched: Matched) -> pd.DataFrame:
 def _tied(host_traces: list[HostTrace], pairs: pd.DataFrame) -> Clocks:
     if not host_traces:
         return Clocks(None, {}, 0)
-    first = min(host_traces, key=lambda t: t.rank).clock
-    known = {first: 0}
-    if len({t.clock for t in host_traces}) == 1:
-        return Clocks(first, known, 0)
+    begins: dict[str, int] = {}
+    for trace in sorted(host_traces, key=lambda t: t.rank):
+        begins.setdefault(trace.clock, int(trace.start[0]))
+    first, *others = begins
+    if not others:
+        return Clocks(first, {first: 0}, 0)
     bounds = _bounds(pairs)
-    worst, queue = 0, deque([first])
+    known, worst = _reached(first, bounds)
+    apart: dict[str, tuple[str, int]] = {}
+    for clock in others:
+        if clock in known or clock in apart or abs(begins[clock] - begins[first]) > _ANOTHER_RUN_NS:
+            continue
+        island, error = _reached(clock, bounds)
+        worst = max(worst, error)
+        apart |= {name: (clock, offset) for name, offset in island.items()}
+    return Clocks(first, known, worst, apart)
+
+
+def _reached(first: str, bounds: dict[tuple[str, str], int]) -> tuple[dict[str, int], int]:
+    """Offsets of the clocks that messages both ways tie to *first*, over others, and the largest error."""
+    known, errors, queue = {first: 0}, {first: 0}, deque([first])
     while queue:
         a = queue.popleft()
         for (x, b), upper in bounds.items():
@@ -106,9 +130,9 @@ def _tied(host_traces: list[HostTrace], pairs: pd.DataFrame) -> Clocks:
             if x != a or b in known or lower is None or upper + lower < 0 or abs(upper - lower) > 2 * _ANOTHER_RUN_NS:
                 continue
             known[b] = known[a] + (upper - lower) // 2
-            worst = max(worst, (upper + lower) // 2)
+            errors[b] = errors[a] + (upper + lower) // 2
             queue.append(b)
-    return Clocks(first, known, worst)
+    return known, max(errors.values())
 
 
 def _bounds(pairs: pd.DataFrame) -> dict[tuple[str, str], int]:
@@ -129,9 +153,11 @@ def _on_one_clock(pairs: pd.DataFrame, known: Clocks) -> pd.DataFrame:
     if not len(pairs):
         return pairs.assign(transfer_ns=pd.Series(dtype="int64"))
     words = pairs["clock"].cat.categories
-    shift = np.array([known.offset_ns.get(str(word), 0) for word in words], np.int64)
-    tied = np.array([str(word) in known.offset_ns for word in words])
-    good = tied[pairs["clock"].cat.codes] & tied[pairs["clock_r"].cat.codes]
+    places = [known.of(str(word)) for word in words]
+    shift = np.array([place[1] if place else 0 for place in places], np.int64)
+    references = pd.factorize(np.array([place[0] if place else None for place in places], object))[0]
+    ours, theirs = references[pairs["clock"].cat.codes], references[pairs["clock_r"].cat.codes]
+    good = (ours >= 0) & (ours == theirs)
     found = pairs if good.all() else pairs[good].reset_index(drop=True)
     for side, names in (("clock", ("send_ns", "send_end_ns")), ("clock_r", ("receive_ns", "receive_end_ns"))):
         for name in names:

@@ -25,7 +25,7 @@ def stage_time(
     start_ns (first forward), end_ns (last backward), first_ns (first instruction), step_start_ns, step_end_ns, phase_start_ns, phase_ns, complete, file, line.
 
     busy: union of the extents of forward and backward passes (recomputation is inside the latter), never a sum. Times are on the
-    reference clock. The phase of a replica in a step runs from its first forward to its last backward over its stages; where some
+    reference clock, those of a replica whose hosts are not tied to it on its own. The phase of a replica in a step runs from its first forward to its last backward over its stages; where some
     stages were not recorded it is that of stage 0, which begins first and ends last under 1F1B, and null without stage 0.
     complete: all stages of the replica were recorded in this step, on one clock. Without traces of a pipeline, of a table of operations.
     """
@@ -38,8 +38,9 @@ def stage_time(
     if not len(found):
         raise CannotTell("the traces do not say which stage each rank is: the log with the line 'Using topology: …' would")
     found["recorded"] = found.groupby(["step", "replica"])["stage"].transform("nunique")
-    found["complete"] = (found["recorded"] == (topology.pp or 0)) & found.groupby(["step", "replica"])["tied"].transform("all")
-    return _phases(found)
+    cells = found.groupby(["step", "replica"])
+    found["complete"] = (found["recorded"] == (topology.pp or 0)) & cells["tied"].transform("all") & (cells["clock"].transform("nunique") == 1)
+    return _phases(found.drop(columns="clock"))
 
 
 def _check(host_traces: list[HostTrace], device_traces: dict[str, DeviceTrace], topology: Topology) -> None:
@@ -128,16 +129,16 @@ def _with_windows(rows: pd.DataFrame, traces: dict[str, HostTrace], device_trace
     """The columns that come from the step's window and from the trace's clock, and the time spent on recomputation."""
     window = rows["window"].to_numpy()
     number, opened, closed, off, again = (np.zeros(len(rows), np.int64) for _ in range(5))
-    tied = np.zeros(len(rows), bool)
+    tied, reference = np.zeros(len(rows), bool), np.empty(len(rows), object)
     for file, mine in rows.groupby("file", sort=False, observed=True).indices.items():
         trace = traces[str(file)]
-        shift = clocks.offset_ns.get(trace.clock)
+        place = clocks.of(trace.clock)
         number[mine], opened[mine], closed[mine] = np.array(trace.windows, np.int64)[window[mine]].T
-        off[mine], tied[mine] = shift or 0, shift is not None
+        reference[mine], off[mine], tied[mine] = *(place or (trace.clock, 0)), place is not None
         again[mine] = _recomputed(trace, device_traces.get(trace.file), opened[mine], closed[mine])
     told = {"step": np.where(number >= 0, number, window), "step_start_ns": opened - off, "step_end_ns": closed - off}
     times = {name: rows[name] - off for name in ("start_ns", "end_ns", "first_ns")}
-    return rows.assign(**told, **times, recompute_ns=again, shift_ns=off, tied=tied).drop(columns="window")
+    return rows.assign(**told, **times, recompute_ns=again, shift_ns=off, tied=tied, clock=reference).drop(columns="window")
 
 
 def _recomputed(trace: HostTrace, device: DeviceTrace | None, opened: np.ndarray, closed: np.ndarray) -> list[int]:
