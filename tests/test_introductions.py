@@ -19,6 +19,8 @@ FORMS = {
     "rank: 3, hostname: gpu-07, pid: 88123": {"rank": 3, "host": "gpu-07", "pid": 88123},
     "node rank 1 local rank 3 global rank 11 running on gpu-b-2": {"rank": 11, "host": "gpu-b-2", "label": "local 3"},
     "[rank 0] pipeline stage 2 data parallel rank 1 host=10.0.0.7": {"rank": 0, "stage": 2, "replica": 1, "host": "10.0.0.7"},
+    "[rank18] start attempt 0 pid 3082 host w-063": {"rank": 18, "host": "w-063", "pid": 3082},
+    "[rank18]: connecting to host w-061": {},  # no word of its own place
     # siblings: DeepSpeed's own line, two ranks, trouble, no word of a place, a rank of a group alone
     "(Worker pid=4390) RANK=3 STAGE=1 LAYERS=6 [6, 12) STAGE_PARAMS=1 (0.0M) TOTAL_PARAMS=2 (0.0M) UNIQUE_PARAMS=2 (0.0M)": {},
     "[rank 3] lost its peer rank 5 on host b1": {},

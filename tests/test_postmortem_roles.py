@@ -395,3 +395,24 @@ def test_where_nothing_else_says_why_it_is_still_the_cause() -> None:
 def test_a_rank_that_fails_above_another_launchers_line_is_the_cause() -> None:
     death = verdict([raised("ValueError: bad shard", 1), LAUNCHED, *topology_map(4), raised(OOM, 2), left(1)])
     assert death.kind == "code"
+
+
+XID = "[19001.118230] NVRM: Xid (PCI:0000:d8:00): 48, pid=78003, name=python, An uncorrectable double bit error (DBE) has been detected on GPU"
+
+
+@pytest.mark.parametrize(("raises", "kind"), [(ILLEGAL, "gpu-broken"), (DISK, "disk-full")])
+def test_a_kernel_s_line_without_a_date_explains_the_symptom_of_its_rank(raises: str, kind: str) -> None:
+    """Seconds since the machine was started cannot be compared: what they say of a rank comes before its symptom, not before another cause."""
+    row: Row = {"kind": "error", "name": "kernel-xid", "rank": 7, "value": 48.0, "group": "0000:d8:00", "text": XID, "file": "dmesg.txt"}
+    stamped = [step(239, 1.0, **at(0)), raised(raises, 7, **at(3)), left(-6, **at(4))]
+    found = verdict([*topology_map(4, 2), row, *stamped])
+    assert (found.kind, found.ranks) == (kind, (7,))
+
+
+def test_the_name_of_an_exception_amid_a_log_is_a_quotation() -> None:
+    """A model's sample, a note of a service: without a bad end only the last lines of a file can be last words."""
+    inputs = [Input("train.log", "log", 1, notes={"lines": 100})]
+    for line, kind in ((50, None), (97, "gpu-oom")):
+        rows = [*topology_map(4, 2), step(240, line=49), said(OOM, line=line)]
+        found = verdict(rows, inputs)
+        assert (found.kind or None) == kind

@@ -258,3 +258,20 @@ def test_a_silent_neighbour_is_not_named_while_another_s_log_is_missing(tmp_path
     later = [*traceback(PEER, *IN_RECV, rank=5), *traceback(PEER, rank=7)]
     both = logs(tmp_path / "both", {"s0.log": [*first, *traceback(PEER, *IN_RECV, rank=3)], "s1.log": [*hosts[4:], *later]})
     assert both["ranks"] == [2]
+
+
+OFF_THE_BUS = "Feb 14 05:03:50 gx-3 kernel: NVRM: GPU 0000:38:00.0: GPU has fallen off the bus."
+WAITS = (
+    "[rank{0}]:[E214 05:13:57.{0}87547137 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=91233, OpType=RECV, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600027 milliseconds before timing out."
+)
+
+
+def test_a_device_without_a_rank_is_that_of_the_only_one_that_waits_for_nobody(tmp_path: Path) -> None:
+    eight = "Using topology: {" + ", ".join(f"ProcessCoord(pipe={r // 2}, data={r % 2}): {r}" for r in range(8)) + "}"
+    stamped = "[2025-02-14 05:03:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.1], mom=[0.9]"
+    waits = [WAITS.format(r) for r in range(8)]
+    one = logs(tmp_path / "one", {"train.log": [eight, STEP, stamped, *waits[:5], *waits[6:]], "gx-3.journal": [OFF_THE_BUS]})
+    assert (one["category"], one["ranks"]) == ("hardware.gpu", [5])
+    two = logs(tmp_path / "two", {"train.log": [eight, STEP, stamped, *waits[:4], *waits[6:]], "gx-3.journal": [OFF_THE_BUS]})
+    assert (two["category"], two["ranks"]) == ("hardware.gpu", [])

@@ -201,3 +201,12 @@ def test_one_rank_s_file_is_no_checkpoint() -> None:
 
 def test_a_checkpoint_said_by_every_rank_counts_once_and_without_a_step_not_at_all() -> None:
     assert saved(step(10), *(checkpoint("complete", 10, rank=r) for r in range(4)), checkpoint("complete", None)) == [(0, 10)]
+
+
+def test_a_scheduler_s_word_with_steps_and_a_good_end_behind_it() -> None:
+    """A sample that the model wrote, a node of another job: what this run did afterwards counts. Without its own good end it is not so sure."""
+    word: Row = {"kind": "end", "name": "slurm-node-failure", "text": "srun: error: Node failure on node7", "line": 20}
+    steps = [step(10 * n, 1.0, line=20 + n) for n in range(1, 5)]
+    done: Row = {"kind": "end", "name": "training-done", "text": "[after training is done]", "line": 30}
+    assert endings(word, *steps, done)[0].status == "completed"
+    assert endings(word, *steps)[0].status == "failed"

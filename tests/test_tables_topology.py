@@ -323,3 +323,12 @@ def test_a_stage_missing_from_the_list_leaves_the_first_layers_unknown() -> None
 
 def test_the_partition_method_is_as_printed() -> None:
     assert topology([fact("topology.partition_method", "type:transformer"), *topology_map(2)]).partition_method == "type:transformer"
+
+
+@pytest.mark.parametrize(("last", "host"), [("24-31", "n3"), ("24-30", None)])
+def test_hosts_of_the_tasks_that_srun_lists(last: str, host: str | None) -> None:
+    """Of 32 ranks: where task 31 is among those listed a task is a rank; else it may be a whole node's launcher."""
+    world: Row = {"kind": "fact", "name": "topology.world_size", "value": 32.0}
+    ended: Row = {"kind": "end", "name": "slurm-task", "value": 16.0, "text": "Exited with exit code 16"}
+    rows = [{**ended, "host": f"n{n}", "label": f"task {label}"} for n, label in enumerate(("0-7", "8-15", "16-23", last))]
+    assert tables([world, *rows])["topology"].host_of(29) == host

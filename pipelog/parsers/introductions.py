@@ -51,7 +51,7 @@ _TROUBLE = (
     # not `rank `, which NCCL writes in hundreds of thousands of lines
     mark=("[rank ", "rank=", "rank: ", " pid ", " pid=", " pid: ", " host ", "host=", "hostname", " running on ", " started on ", "local_rank "),
     # where a log has its ranks in front of every line, they have been taken away
-    pattern=r"(?i)\brank[ =:#]{1,3}\d{1,6}\b|^\W{0,3}(?:pid|host(?:[ _-]?name)?|local[ _-]?rank|(?:started|running) on)(?:[ =:]|$)",
+    pattern=r"(?i)\brank[ =:#]{1,3}\d{1,6}\b|\[rank\d{1,6}\]:? .*\bpid[ =:]{1,3}\d|^\W{0,3}(?:pid|host(?:[ _-]?name)?|local[ _-]?rank|(?:started|running) on)(?:[ =:]|$)",
     once=True,
 )
 def introduction(found: Records) -> Iterator[Rows]:
@@ -60,12 +60,16 @@ def introduction(found: Records) -> Iterator[Rows]:
     calm = pc.invert(pc.or_(pc.match_substring_regex(line, _TROUBLE), pc.match_substring_regex(_without_others(line), _TWO)))
     found = found.where(calm)
     line = found["line"]
-    rank = pc.coalesce(_number(_without_others(line), r"(?i)\b(?:global[ _-]?)?rank[ =:#]{1,3}"), pc.cast(found.columns["rank"], pa.int64()))
+    rank = pc.coalesce(
+        _number(_without_others(line), r"(?i)\b(?:global[ _-]?)?rank[ =:#]{1,3}"),
+        _number(line, r"\[rank"),
+        pc.cast(found.columns["rank"], pa.int64()),
+    )
     local, pid = _number(line, _LOCAL), _number(line, _PID)
     axes = {name: _number(line, expression) for name, expression in _AXES.items()}
     host = pc.coalesce(_name(line, _HOST, _NO_HOST), _name(line, _ON, _NO_PLACE))
     told = pc.is_valid(pid)
-    for column in (local, host, *axes.values()):
+    for column in (host, *axes.values()):  # a local rank alone ties it to nothing
         told = pc.or_(told, pc.is_valid(column))
     told = pc.and_(told, pc.is_valid(rank))
     # a process speaks of itself where it says its number; a table of all ranks is printed by one, and stands behind its host alone

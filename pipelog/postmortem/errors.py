@@ -66,7 +66,7 @@ class Frames:
 @table("errors", needs=("placed", "topology", "identities", "inputs", "attempts", "chosen"))
 def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs: list[Input], attempts: Attempts, chosen: int) -> pd.DataFrame:
     """One row a line: name, kind (of `postmortem.kinds`), category, role, strength, rank, stage, replica, host, label, at_ns, since_ns, until_ns, code, value,
-    peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), text, own, pipe.
+    peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), below (lines of the file behind it), text, own, pipe.
 
     at_ns: its own time (ns, local), null where it has none; since_ns and until_ns: times of the stamped lines before and after it in
     its file. code: exit code, negative for a signal. Of a chain of exceptions one is kept (see `_causes`).
@@ -78,6 +78,9 @@ def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs:
     frames = _frames(rows)
     rows = rows[rows["name"] != "python-frame"].copy()
     rows["order"] = rows["file"].map({i.path: n for n, i in enumerate(inputs)}).fillna(len(inputs)).astype("int64")
+    rows["below"] = rows["file"].map({i.path: i.notes["lines"] for i in inputs if "lines" in i.notes}).astype("float64") - rows["line"].astype(
+        "float64"
+    )
     rows["text"] = rows["text"].fillna("")
     rows = _once(rows)
     _chains(rows)

@@ -21,6 +21,8 @@ _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TR
 _SURVIVED = 2
 """Steps made after an error from which on it was survived: one line may have been under way when it came."""
 _MOST_GROUPS = 60
+_FEW_LINES = 12
+"""Lines that others may still write behind the last one of a process."""
 _WORDS = frozenset({"level", "bare-exception"})
 """A traceback beats what a logger calls an error; and what no step follows beats what one step followed."""
 _UNEXPLAINED = frozenset({"nccl-abort", "left-with-code"})
@@ -84,6 +86,8 @@ def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
     if np.isnan(over):
         # the step after the last that was printed was under way for as long as steps take to be printed
         over = float(steps[-1]) + (float(np.median(np.diff(steps))) if len(steps) > 1 else 0.0) if len(steps) else np.nan
+        said = at[~foreign.to_numpy() & ~np.isnan(at)]  # or stood still until somebody complained
+        over = float(np.fmax(over, said.max(initial=-np.inf))) if len(steps) else np.nan
     off = (at - over) % _HALF_HOUR_NS
     shifted = (np.abs(at - over) > _NEAR_NS) & (np.minimum(off, _HALF_HOUR_NS - off) <= _NEAR_NS)
     went_on = len(steps) - np.searchsorted(steps, np.nan_to_num(at, nan=np.inf))
@@ -127,6 +131,8 @@ def _distinct_from(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def primary_of(roles: pd.DataFrame, *, bad_end: bool, weakest: Strength = Strength.TIMEOUT) -> int | None:
     """Place of the line that began it: of the strongest tier that there is, the earliest."""
+    if not bad_end:  # what stands in the midst of a log, without the traceback that it would be the end of, is told or quoted by somebody
+        roles = roles[~((roles["name"] == "bare-exception") & (roles["below"] > _FEW_LINES))]
     found = _earliest(roles[roles["role"] == Role.INITIATING.value], weakest)
     if weakest is not Strength.TIMEOUT:
         return found
@@ -157,6 +163,9 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     when = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
     cause = (rows["strength"] == int(Strength.CAUSE)).to_numpy()  # without a time of its own: as early as may be, a symptom as late
     when = np.where(np.isnan(when), np.where(cause, rows["since_ns"].to_numpy(dtype=float), rows["until_ns"].to_numpy(dtype=float)), when)
+    if several and np.isnan(when).any():  # a clock that counts from the start of the machine: a cause on a rank is as old as the symptom it explains
+        of_rank = pd.Series(np.where(cause, np.nan, when), rows.index).groupby(rows["rank"]).transform("min").to_numpy(dtype=float, na_value=np.nan)
+        when = np.where(np.isnan(when) & cause, of_rank, when)
     ranked = rows.assign(_when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
     ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])

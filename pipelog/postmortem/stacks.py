@@ -25,6 +25,7 @@ _TALKS = re.compile(
 _LOADS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data|_next_data|__next__)\b")
 """The main process waits for the workers of its data loader, or, where `fetch` is among the frames too, makes the batch itself."""
 _FETCHES = re.compile(r"utils/data/_utils/fetch\.py")
+_P2P = re.compile(r" _exec_(?:send|recv)_\w+$", re.MULTILINE)
 _INSTRUCTION = re.compile(r" (_exec_\w+)$", re.MULTILINE)
 _MOST_CLUSTERS = 6
 
@@ -54,7 +55,8 @@ def stacks(placed: pa.Table, topology: Topology, identities: Identities, inputs:
     if len(found) < 2:
         return None
     found["rank"] = _ranks(found, identities)
-    found["talks"] = [_TALKS.search(text) is not None for text in found["text"]]
+    # what the device waits for within an instruction of p2p is its message
+    found["talks"] = [(_TALKS.search(text) or _P2P.search(text)) is not None for text in found["text"]]
     found["where"] = [_where(text) for text in found["text"]]
     found["engine"] = [(m.group(1) if (m := _INSTRUCTION.search(text)) else "") for text in found["text"]]
     odd = _odd(found, topology)

@@ -16,7 +16,7 @@ from pipelog.postmortem.neighbours import neighbour
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
-_ENDS_OF_ITS_OWN = frozenset({"cuda-async", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
+_ENDS_OF_ITS_OWN = frozenset({"cuda-async", "device-assert-unseen", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
 """What a process shows of a cause that another line names: a broken device, a kill by the kernel, an assertion on the GPU."""
 _MOST_NAMED = 4
 _NOT_STARTED = frozenset({"shell-command", "ssh"})
@@ -61,7 +61,7 @@ def whom_of(
         return Whom((), blamed.stages, (blamed.host,) if blamed.host else (), title=blamed.title), list(blamed.lines)
     of_host = _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
     job = kind.job and not (of_host or _met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
-    ranks, why = () if job or kind.strength is Strength.ECHO else _fewer(ranks_of(same), of_host), ""
+    ranks, why = () if job or kind.strength is Strength.ECHO else of_host or ranks_of(same), ""
     lost_by: tuple[int, ...] = ()
     awaited_by: tuple[int, ...] = ()
     if kind.name in _AWAITED:
@@ -73,6 +73,8 @@ def whom_of(
         ranks = ranks or _only_silent(roles, lost_by, heard, topology)
         why = _lost(ranks, lost_by) if kind.strength is Strength.SIGNAL else ""
         lines += [place for place in shown or tuple(echoes.index) if place not in lines]
+    if not ranks and not job and kind.strength is not Strength.ECHO:
+        ranks = _only_one_that_does_not_wait(roles, kind, heard, topology)
     if not ranks and not job and kind.strength is not Strength.ECHO:
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
@@ -107,11 +109,6 @@ def _as_the_kernel_says(roles: pd.DataFrame, same: pd.DataFrame) -> list[int]:
     mine = roles[roles["name"].isin(_BY_THE_KERNEL) & (roles["role"] != Role.BENIGN.value)]
     mine = mine[mine["host"].isna() | mine["host"].isin(hosts)] if hosts else mine
     return [int(place) for place in mine.sort_values("value", na_position="last", kind="stable").index[:2]]
-
-
-def _fewer(said: tuple[int, ...], few: tuple[int, ...]) -> tuple[int, ...]:
-    """Of those who say it, and those of whom it is said, the fewer, if there are any."""
-    return few if few and (not said or len(few) < len(said)) else said
 
 
 def _named_in(kind: Kind, same: pd.DataFrame, placed: pa.Table, topology: Topology) -> tuple[int, ...]:
@@ -178,6 +175,14 @@ def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: froze
     return tuple(silent) if complaining and len(silent) == 1 and world <= heard else ()
 
 
+def _only_one_that_does_not_wait(roles: pd.DataFrame, kind: Kind, heard: frozenset[int], topology: Topology) -> tuple[int, ...]:
+    """The rank of a broken device that no line ties to one: all others waited in vain, or lost a peer."""
+    if not kind.category.startswith("hardware.gpu"):
+        return ()
+    echoes = roles[roles["error"].isin(["timeout-nccl", "timeout-gloo", "peer-gone"]) & (roles["role"] != Role.BENIGN.value)]
+    return _only_silent(roles, ranks_of(echoes), heard, topology)
+
+
 def _lost(ranks: tuple[int, ...], complaining: tuple[int, ...]) -> str:
     if not complaining:
         return ""
@@ -225,11 +230,6 @@ def _as_seen_by_the_process(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind,
     return mine.drop_duplicates("rank") if len(named) < (topology.world_size or len(named) + 1) and len(named) <= _MOST_NAMED else mine.iloc[:0]
 
 
-def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...], many: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told.
-
-    Or as many of one host as there are tracebacks (*many*) that name no rank: each is then the end of one of them.
-    """
 def _others(placed: pa.Table, same: pd.DataFrame) -> set[str]:
     """Hosts that are known to write themselves, and are none of those that wrote the lines: a process that failed there did not say them."""
     mine = set(same["host"].dropna())
@@ -238,6 +238,11 @@ def _others(placed: pa.Table, same: pd.DataFrame) -> set[str]:
     return seen - mine if mine and mine <= seen else set()
 
 
+def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...], many: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The one process that left with an error code of its own while all others were taken down by a signal: rank and host, as far as told.
+
+    Or as many of one host as there are tracebacks (*many*) that name no rank: each is then the end of one of them.
+    """
     own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
     own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
     ranks = set(own["rank"].dropna().astype(int))

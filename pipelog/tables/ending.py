@@ -34,7 +34,7 @@ _SCHEDULER = {
 _CANCELLED = ("slurm-cancelled", "batch-cancelled")
 _LATE = ("batch-cancelled", "k8s-scale-down")
 """Words for an end that also comes to a job that has failed and is still there."""
-_LONG_AFTER = 20
+_LONG_AFTER, _SOON = 20, 2
 """Steps after a scheduler's word from which on it was not this job's end: within the grace time a few may still be made."""
 _BY_HAND = re.compile(r"^KeyboardInterrupt")
 _STOPPED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|[\w.]*SignalException)")
@@ -102,8 +102,9 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
     successes = ends[ends["name"] == "exit-success"]
     spawned = rows[(rows["kind"] == "process") & (rows["name"] == "spawned")]["value"].nunique()
     left_well = len(successes) > 0 and len(successes["value"].unique()) >= spawned
-    if len(done) or left_well:
+    if len(done) or left_well:  # with steps behind it, it was none of this run's, or a quotation
         scheduler = scheduler[scheduler["stream"] != ACCOUNTING]
+        scheduler = _not_survived(scheduler, made, _SOON)
     if len(scheduler):
         row = scheduler.iloc[0]
         before = _before(pd.concat([own, bad[~bad["value"].isin(_BY_SIGNAL)]]), row)
@@ -147,8 +148,8 @@ def _of_its_own(uncaught: pd.DataFrame) -> pd.DataFrame:
     return uncaught[~stopped & ~np.array(follows, dtype=bool)]
 
 
-def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """A scheduler's lines after which no long row of steps stands in the same file."""
+def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame, many: int = _LONG_AFTER) -> pd.DataFrame:
+    """A scheduler's lines after which no row of so many steps stands in the same file."""
     if not len(scheduler):
         return scheduler
     after = [
@@ -156,7 +157,7 @@ def _not_survived(scheduler: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
         for file, line in zip(scheduler["file"], scheduler["line"], strict=True)
     ]
     # an accounting in the job's own log, with work behind it, tells of the job before
-    return scheduler[np.array(after) < np.where(scheduler["stream"] == ACCOUNTING, 1, _LONG_AFTER)]
+    return scheduler[np.array(after) < np.where(scheduler["stream"] == ACCOUNTING, 1, many)]
 
 
 def _by_weight(scheduler: pd.DataFrame) -> pd.DataFrame:
@@ -243,14 +244,28 @@ def _ending(number: int, status: str, row: pd.Series, category: str | None = Non
 def checkpoints(rows: pa.Table) -> pd.DataFrame:
     """Checkpoints that were written to the end: attempt, step, file, line.
 
-    `complete` lines say so; releases that print no such line (v0.17.1+) leave `begin`, which counts where steps were made after it.
+    `complete` lines say so; releases that print no such line (v0.17.1+) leave `begin`, which counts where steps were made after it. `finished` lines
+    name no step: the checkpoint is that of the step printed last.
     """
     found = frame(rows, ("checkpoint",), ("name", "attempt", "step", "file", "line"))
-    found = found.dropna(subset=["step"])
-    complete = found[found["name"] == "complete"]
+    found = pd.concat([found.dropna(subset=["step"]), _after_their_steps(rows, found[found["name"] == "finished"])])
+    complete = found[found["name"].isin(["complete", "finished"])]
     steps = frame(rows, ("step", "iteration"), ("attempt", "step")).dropna()
     last = steps.groupby("attempt")["step"].max()
     begun = found[found["name"] == "begin"]
     later = begun[(begun["attempt"].map(last).fillna(-1) > begun["step"]).to_numpy()] if len(begun) else begun
     out = pd.concat([complete, later])[["attempt", "step", "file", "line"]]
     return out.sort_values(["attempt", "step", "line"]).drop_duplicates(["attempt", "step"]).reset_index(drop=True)
+
+
+def _after_their_steps(rows: pa.Table, finished: pd.DataFrame) -> pd.DataFrame:
+    """The checkpoints with the step that stands last before them in the same file and attempt; without those that none precedes."""
+    steps = frame(rows, ("step",), ("attempt", "step", "file", "line")).dropna() if len(finished) else finished
+    if not len(finished) or not len(steps):
+        return finished.iloc[:0]
+    keys = ["attempt", "file"]
+    sides = [
+        side.astype({"line": "int64", "attempt": "int64", "file": object}).sort_values("line")
+        for side in (finished.dropna(subset=["attempt"]), steps)
+    ]
+    return pd.merge_asof(sides[0].drop(columns="step"), sides[1], on="line", by=keys).dropna(subset=["step"])

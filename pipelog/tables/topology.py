@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelog.tables import frame, of_kind, table, whole_numbers
 from pipelog.tables.environment import places as places_of_environment
+from pipelog.tables.labels import hosts_of_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +298,9 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     for rank, host in hosts.items():
         if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in _NAMELESS):
             ranks.at[rank, "host"] = host
+    if len(silent := ranks.index[ranks["host"].isna()]):
+        of_task = hosts_of_tasks(here, size)
+        ranks.loc[silent, "host"] = [of_task.get(int(rank)) for rank in silent]
     if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]

@@ -44,7 +44,7 @@ def write_failed(case: Case) -> Iterator[Advice]:
 @kind(
     "storage-error",
     category="storage",
-    pattern=r"(?i)\[Errno (?:5|116|30|121)\]|\[Errno (?:107|110)\] [^:]+: ['/]|Transport endpoint is not connected\nrow storage|Input/output error|Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|LustreError|I/O error, dev|SafetensorError.*(?:I/O|os error)",
+    pattern=r"(?i)\[Errno (?:5|108|116|30|121)\]|\[Errno (?:107|110)\] [^:]+: ['/]|Transport endpoint is not connected\nrow storage|Input/output error|Stale (?:NFS )?file handle|Read-only file system|Remote I/O error|LustreError|I/O error, dev|SafetensorError.*(?:I/O|os error)",
     says="had an error of the storage ({matched})",
     first=21,
 )
