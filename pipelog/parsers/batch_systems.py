@@ -9,12 +9,14 @@ Slurm's words are in slurm.py.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.parsing import Records, Rows, lines
+from pipelog.parsing import Block, Records, Row, Rows, block, lines
 
 TERM = {
     "RUNLIMIT": "batch-time-limit",
@@ -82,16 +84,76 @@ def pbs_deleted(found: Records) -> Iterator[Rows]:
     yield found.rows("end", "batch-cancelled", text=found["words"])
 
 
-_FLUX = {"timeout": "batch-time-limit", "cancel": "batch-cancelled"}
+_FLUX = {"timeout": "batch-time-limit", "cancel": "batch-cancelled", "node-failure": "batch-node-failure"}
 
 
 # 3600.121s: job.exception type=timeout severity=0 resource allocation expired
 # 412.121s: job.exception type=cancel severity=0 user cancelled
+# 612.744s: job.exception type=node-failure severity=0 node failure on node7 (shell rank 5)
 @lines(
     "flux-exception",
     mark="job.exception type=",
-    pattern=r"^(?:\d+\.\d+s: )?(?P<words>job\.exception type=(?P<type>timeout|cancel) severity=0\b.*?)\s*$",
+    pattern=(
+        r"^(?:\d+\.\d+s: )?(?P<words>job\.exception type=(?P<type>timeout|cancel|node-failure) severity=0\b"
+        r"(?:.*? on (?:broker )?(?P<host>[A-Za-z0-9][\w.-]*) \((?:shell |broker )?rank \d{1,9}\))?.*?)\s*$"
+    ),
 )
 def flux(found: Records) -> Iterator[Rows]:
-    """Give Flux's exception of severity 0, which ends a job: its limit, or a cancellation."""
-    yield found.rows("end", pa.array(list(_FLUX.values())).take(pc.index_in(found["type"], pa.array(list(_FLUX)))), text=found["words"])
+    """Give Flux's exception of severity 0, which ends a job: its limit, a cancellation, or a node (host) that is gone.
+
+    A shell's rank is that of a node among those of the job, and none of a process.
+    """
+    name = pa.array(list(_FLUX.values())).take(pc.index_in(found["type"], pa.array(list(_FLUX))))
+    yield found.rows("end", name, host=pc.coalesce(found["host"], found.columns["host"]), text=found["words"])
+
+
+# 2025-05-06T18:50:33.118223Z broker.err[0]: node7 (rank 5) has disconnected unexpectedly, marking it LOST
+# broker.err[0]: node7 (rank 5) transitioning to LOST due to EHOSTUNREACH error on send
+@lines(
+    "flux-broker-lost",
+    mark=(" has disconnected unexpectedly, marking it LOST", " transitioning to LOST due to "),
+    pattern=r"(?P<words>broker\.\w+\[\d+\]: (?P<host>[A-Za-z0-9][\w.-]*) \(rank \d{1,9}\) (?:has disconnected unexpectedly, marking it LOST|transitioning to LOST due to .*?))\s*$",
+)
+def flux_lost(found: Records) -> Iterator[Rows]:
+    """Give a node (host) whose broker answers Flux no more; brokers of all jobs' nodes, and of those that are shut down."""
+    yield found.rows("error", "node-state", host=found["host"], text=found["words"])
+
+
+_RUN = re.compile(r"(?:^|\s)flux (?:mini )?run\s(?P<options>.*)$")
+_COUNT = re.compile(r"(?:^|\s)(?:-(?P<short>[Nn]) ?|--(?P<long>nodes|ntasks)[= ])(?P<count>\d{1,7})(?=\s|$)")
+_SHORT = {"nodes": "N", "ntasks": "n"}
+_HOSTS = re.compile(r"(?P<before>[A-Za-z0-9][A-Za-z0-9.-]*?)\[(?P<listed>[\d,-]+)\]")
+
+
+# # flux run -N8 -n32 -g1 --label-io python3 -u train.py
+# $ flux hostlist local
+# node[1180-1187]
+@block("flux-run", mark=("flux run ", "flux mini run "), most=8)
+def flux_run(found: Block) -> Iterator[Row]:
+    """Give the number of ranks of a command, and where each is, where the list of its hosts follows: tasks fill nodes one after the other."""
+    match = _RUN.search(found.head + found.first)
+    said = {m["short"] or _SHORT[m["long"]]: int(m["count"]) for m in reversed([*_COUNT.finditer(match["options"])])} if match else {}
+    nodes, tasks = said.get("N", 0), said.get("n", 0)
+    if not (0 < nodes <= tasks <= 1_000_000) or tasks % nodes:
+        return
+    yield {"kind": "fact", "name": "topology.world_size", "value": float(tasks), "text": str(tasks)}
+    hosts: list[str] = []
+    for _, text in itertools.islice(found.lines(), 1, None):
+        if listed := _HOSTS.fullmatch(text.strip()):
+            hosts = [f"{listed['before']}{number}" for number in _numbers(listed["listed"], nodes)]
+            break
+    if len(hosts) == nodes:
+        each = tasks // nodes
+        for rank in range(tasks):
+            yield {"kind": "place", "name": "launcher", "rank": rank, "host": hosts[rank // each], "label": f"local {rank % each}"}
+
+
+def _numbers(listed: str, most: int) -> list[str]:
+    """The numbers of `1180-1183,1190`, with the zeros that they have; none where there are more than *most*."""
+    out: list[str] = []
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) - int(first) > most:
+            return []
+        out += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return out if len(out) <= most else []

@@ -54,7 +54,7 @@ def command(found: Block) -> Iterator[Row]:
     size = _after(words, "-n", "-np") if words and words[0].rpartition("/")[2] in _MPI else ""
     if places or size.isdecimal():
         yield fact("topology.world_size", str(len(places)) if places else size)
-    yield from _arguments(words, found.line)
+    yield from arguments(words, found.line)
 
 
 def _after(words: list[str], *options: str) -> str:
@@ -86,7 +86,7 @@ def _world(word: str) -> Iterator[tuple[str, int]]:
             yield host.encode("utf-8", "replace").decode(), local
 
 
-def _arguments(words: list[str], line: int) -> Iterator[Row]:
+def arguments(words: list[str], line: int) -> Iterator[Row]:
     """Yield facts `args.<name>` of the options that matter, and the configuration that gpt-neox hands over in base64."""
     for word, after in itertools.zip_longest(words, words[1:], fillvalue="--"):
         option = _OPTION.fullmatch(word)
@@ -108,7 +108,7 @@ def shell_trace(found: Block) -> Iterator[Row]:
     """Give the arguments of a launcher's command that `bash -x` shows, and that a start follows."""
     if not found.head.rstrip().rstrip("+"):
         yield {"kind": "start", "name": "shell"}
-        yield from _arguments(found.first.split(), found.line)
+        yield from arguments(found.first.split(), found.line)
 
 
 @records("deepspeed-launcher-world", mark="WORLD INFO DICT: ", pattern=r"^WORLD INFO DICT: (?P<world>\{.*\})")
@@ -166,7 +166,7 @@ def spawned(found: Block) -> Iterator[Row]:
     label = {} if local is None else {"label": f"local {local}"}
     yield {"kind": "process", "name": "spawned", "value": float(pid["pid"][:15]) if pid else None} | label
     if local in {None, "0"}:
-        yield from _arguments(words, found.line)
+        yield from arguments(words, found.line)
 
 
 # Killing subprocess 43950

@@ -16,6 +16,7 @@ from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.kinds import KINDS, Role, Strength
+from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
 from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
@@ -82,6 +83,7 @@ def death(
     before_the_start(roles, begun[begun["name"].isin(["launcher", "node", "torchrun", "spawned"])])
     late_launches(roles, work)
     of_other_hosts(roles, topology)
+    not_missed(roles)
     if ending.status == "completed":
         roles["role"], roles["why"] = Role.BENIGN.value, "the run came to its end"
         return Death(chosen, "completed", roles=roles)

@@ -13,6 +13,7 @@ from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import Kind, Role, Strength
 from pipelog.postmortem.neighbours import neighbour
+from pipelog.postmortem.nodes import ranks_of_node
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -59,7 +60,7 @@ def whom_of(
         ), lines
     if (blamed := blamed_of(roles, kind, placed, topology)) is not None:
         return Whom((), blamed.stages, (blamed.host,) if blamed.host else (), title=blamed.title), list(blamed.lines)
-    of_host = _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
+    of_host = ranks_of_node(kind, same, topology) or _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
     job = kind.job and not (of_host or _met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else of_host or ranks_of(same), ""
     lost_by: tuple[int, ...] = ()

@@ -104,12 +104,16 @@ def cuda_assert(case: Case) -> Iterator[Advice]:
     known=False,
     strength=Strength.SYMPTOM,
     first=16,
-    missing=("the line of the assertion itself (`….cu:123: … Assertion `…` failed.`), which the process prints to its standard error before the exception",),
+    missing=(
+        "the line of the assertion itself (`….cu:123: … Assertion `…` failed.`), which the process prints to its standard error before the exception",
+    ),
 )
 def device_assert_unseen(case: Case) -> Iterator[Advice]:
     """A kernel asserts what it is given, nearly always that an index is within its table: a fault of the code or the data, not of the device."""
     yield Advice("find the assertion in the standard error of that rank: it names the kernel and what was out of range")
-    yield Advice("run the batch once with CUDA_LAUNCH_BLOCKING=1, or on the CPU, to see the line; compare token ids, labels and positions with the sizes of their tables")
+    yield Advice(
+        "run the batch once with CUDA_LAUNCH_BLOCKING=1, or on the CPU, to see the line; compare token ids, labels and positions with the sizes of their tables"
+    )
 
 
 @kind(
@@ -151,14 +155,36 @@ def xid_application(case: Case) -> Iterator[Advice]:
 @kind(
     "node-failure",
     category="hardware.node",
-    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|BOOT_FAIL|instances\.hostError|Host EC2 \(instance|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE ",
+    pattern=rf"(?i)DUE TO NODE FAILURE|Node failure on|UNCORRECTABLE MEMORY ERROR|NODE_FAIL|BOOT_FAIL|instances\.hostError|Host EC2 \(instance|{_MACHINE_CHECK}|mce: .*(?:Uncorrected|fatal)|NodeNotReady|NodeLost|node .*became not ready|Kernel panic|EDAC .* UE "
+    r"|job\.exception type=node-failure|^state = [\w,]*down|broker\.\w+\[\d+\]: .*\bLOST\b",
     says="lost a node",
+    of_ranks="went down with the node",
     job=True,
     first=1,  # the line also says that the step was cancelled
 )
 def node_failure(case: Case) -> Iterator[Advice]:
     """The scheduler or the kernel says that a machine is gone. What broke in it is not in this log."""
     yield Advice(f"take {case.host or 'the node'} out of the pool; what broke in it stands in its own logs (slurmctld, BMC, dmesg of the last boot)")
+
+
+@kind(
+    "node-daemon-lost",
+    category="hardware.node",
+    pattern=r"shepherd died from signal",
+    says="lost a node: the launcher's daemon there died",
+    of_ranks="went down with the node, where the launcher's daemon died",
+    known=False,
+    strength=Strength.SIGNAL,
+    job=True,
+    rows=("batch-node-failure",),
+    first=1,
+    missing=("whether that node is up: `pbsnodes`, its console log; only the end of the launcher's daemon is told",),
+)
+def node_daemon_lost(case: Case) -> Iterator[Advice]:
+    """PALS' shepherd starts the ranks of a node: nobody ends it but a node that is dying, its kernel, or its administrator."""
+    yield Advice(
+        f"see whether {case.host or 'that node'} is up (`pbsnodes`), and take it out of the pool if not; else read its kernel log (`dmesg -T`)"
+    )
 
 
 @kind(
