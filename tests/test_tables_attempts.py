@@ -268,3 +268,11 @@ def test_what_no_attempt_changes_is_computed_once() -> None:
         assert first[name] is second[name] is whole[name]
     assert first["here"] is not second["here"]
     assert (first["chosen"], second["chosen"]) == (0, 1)
+
+
+def test_ranks_that_print_the_same_steps_go_forward_each_by_itself() -> None:
+    """Rank 7's line of step 10 comes behind rank 0's of step 20; a step that goes back on one rank is a new attempt."""
+    order = [(0, 10), (0, 20), (7, 10), (7, 20), (0, 30), (7, 30)]
+    rows = [step(n, name="torchtitan", rank=rank) for rank, n in order]
+    assert tables(rows)["attempts"].count == 1
+    assert tables([*rows, step(21, name="torchtitan", rank=0), step(21, name="torchtitan", rank=7)])["attempts"].count == 2

@@ -220,3 +220,20 @@ def test_a_batch_that_grows_is_no_train_batch() -> None:
 
 def test_what_a_file_states_is_believed_before_iteration_lines() -> None:
     assert config(*iterations(96.0), fact("args.global_batch_size", 128)).train_batch_size == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "schedule", "chunks", "ideal"),
+    [
+        ("1F1B", 4, "1f1b", 1, 3 / 11),
+        ("GPipe", 4, "gpipe", 1, 3 / 11),
+        ("Interleaved1F1B", 8, "interleaved-1f1b", 2, 3 / 19),
+        ("ZBVZeroBubble", 8, "ZBVZeroBubble", None, None),  # it idles less than any of the closed forms
+        ("Interleaved1F1B", 6, "interleaved-1f1b", None, None),  # no whole number of chunks a rank
+    ],
+)
+def test_a_schedule_that_is_named(name: str, stages: int, schedule: str, chunks: int | None, ideal: float | None) -> None:
+    rows = [*topology_map(4), fact("config.micro_batches", 8), fact("schedule.name", name), fact("schedule.stages", stages)]
+    made = tables(rows)
+    assert (made["config"].schedule, made["config"].virtual_stages) == (schedule, chunks)
+    assert made["bubble"].ideal == (None if ideal is None else pytest.approx(ideal))

@@ -210,3 +210,16 @@ def test_a_scheduler_s_word_with_steps_and_a_good_end_behind_it() -> None:
     done: Row = {"kind": "end", "name": "training-done", "text": "[after training is done]", "line": 30}
     assert endings(word, *steps, done)[0].status == "completed"
     assert endings(word, *steps)[0].status == "failed"
+
+
+def test_a_checkpoint_that_names_no_step_is_of_the_step_printed_last() -> None:
+    rows = [
+        {"kind": "checkpoint", "name": "finished"},
+        step(10, name="torchtitan"),
+        step(20, name="torchtitan"),
+        {"kind": "checkpoint", "name": "finished"},
+        step(30, name="torchtitan"),
+        {"kind": "checkpoint", "name": "finished", "file": "other.log"},
+    ]
+    found = tables(rows)["checkpoints"]
+    assert found[["step", "file", "line"]].to_numpy().tolist() == [[20, "train.log", 4]]

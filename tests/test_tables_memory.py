@@ -206,3 +206,10 @@ def test_throughput_lines_are_reports_of_rank_0() -> None:
 def test_a_later_throughput_line_is_not_held_against_reports_of_other_ranks() -> None:
     made = tables([report(0, 1000), report(1, 1000), usage(500, 9000)])["memory"]
     assert made["max_allocated"].tolist() == [1000 * MIB, 1000 * MIB]
+
+
+def test_a_line_that_any_rank_may_print_is_not_rank_0_s() -> None:
+    made = tables(
+        [report(5, 900, name="max_reserved", stream="one-rank"), {**report(0, 1000, name="max_reserved", stream="one-rank"), "rank": None}]
+    )["memory"]
+    assert made[["rank", "max_reserved"]].to_numpy().tolist() == [[5, 900 * MIB]]

@@ -268,3 +268,40 @@ def test_megatron_s_timers_follow_their_iteration_line() -> None:
     assert (found["step_ns"] / MS).tolist() == [1000.0, 1100.0]
     assert "model-and-optimizer-setup" not in found
     assert found["optimizer"].isna().tolist() == [False, True]
+
+
+# ---- lines that give no time
+
+
+def stamped(number: int, seconds: float, rank: int | None = None) -> Row:
+    return step(number, name="torchtitan", rank=rank, start_ns=round(seconds * 1e9), clock="log")
+
+
+def test_a_step_that_no_line_times_takes_from_the_stamp_of_one_line_to_the_next() -> None:
+    """61.2 s for one step, 40 s for the ten that follow; the other rank's lines are a second later each, and measured by themselves."""
+    lines = [stamped(n, at + late, rank) for n, at in ((1, 0.0), (2, 61.2), (12, 101.2)) for rank, late in ((0, 0.0), (7, 1.0))]
+    made = tables(lines)["steps"].rows
+    assert made["step"].tolist() == [1, 2, 12]
+    assert made["dur_ns"].isna().tolist() == [True, False, False]
+    assert made["dur_ns"].dropna().tolist() == [61_200_000_000, 4_000_000_000]
+    assert steps(*lines).correction is None, "nothing that was printed was wrong"
+
+
+def test_stamps_of_whole_seconds_do_not_tell_the_time_of_short_steps() -> None:
+    made = steps(*(stamped(n, float(n)) for n in range(1, 5))).rows
+    assert made["dur_ns"].isna().all()
+    made = steps(*(stamped(10 * n, 10.0 * n) for n in range(1, 5))).rows
+    assert made["dur_ns"].dropna().tolist() == [1_000_000_000] * 3
+
+
+def test_stamps_are_left_alone_where_lines_give_their_times() -> None:
+    made = steps(*(step(n, 2.0, name="torchtitan", start_ns=n * 10**10) for n in range(1, 4))).rows
+    assert made["dur_ns"].tolist() == [2_000_000_000] * 3
+
+
+def test_the_distance_of_the_lines_is_steps_per_print_where_no_line_states_it() -> None:
+    """1.2 s is a tenth of the last step's time in 0.5.4, a mean in 0.5.7; of one line alone nobody knows what it was divided by."""
+    assert intervals(steps(fact("version.deepspeed", "0.5.4"), step(10, 1.2), step(20, 1.2), step(30, 1.2)))[1] == (20, 10, 12.0)
+    assert steps(fact("version.deepspeed", "0.5.7"), step(10, 1.2), step(20, 1.2)).correction is None
+    assert steps(fact("version.deepspeed", "0.5.4"), step(10, 1.2)).correction is None
+    assert steps(fact("version.deepspeed", "0.5.4"), step(1, 1.2), step(2, 1.2)).correction is None

@@ -50,7 +50,11 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
         Severity.INFO if ended is not None and _unasked(ended, bubble) else Severity.WARNING,
         Confidence.HIGH,
         evidence=evidence,
-        advice=(_advice(m, doubled, config.micro_batch_size, effect, more, tables),),
+        advice=(
+            _of_torchtitan(m, doubled, effect, more)
+            if "schedule" in config.said
+            else _advice(m, doubled, config.micro_batch_size, effect, more, tables),
+        ),
         cost=bubble.ideal,
     )
 
@@ -73,6 +77,12 @@ def _advice(m: int, doubled: int, micro: int | None, effect: str, more: str, tab
             price += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {halved}"
     said = f"; replayed: {replayed}" if replayed is not None else ""
     return Advice(f"double gradient_accumulation_steps ({m} → {doubled})", f"{effect}; {price}{more}{said}")
+
+
+def _of_torchtitan(m: int, doubled: int, effect: str, more: str) -> Advice:
+    """The same in its words, where the batch of a rank is cut into micro-batches of a given size."""
+    price = "with micro-batches of half the size, whose kernels may run less efficiently, or a batch of twice the size, which changes convergence"
+    return Advice(f"make it {doubled} micro-batches ({m} → {doubled}): halve the micro-batch, or double local_batch_size", f"{effect}; {price}{more}")
 
 
 def _smaller(micro: int | None) -> str:

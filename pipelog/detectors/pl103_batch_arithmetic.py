@@ -24,7 +24,7 @@ from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps
 from pipelog.tables.topology import Topology
 
-_ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size (\d+) != (\d+) \* (\d+) \* (\d+)")
+_ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size ?(\d+) != (\d+) \* (\d+) \* (\d+)")
 
 
 @detector("PL103", "batch-arithmetic", needs=("config", "topology", "placed", "facts", "steps"))

@@ -7,9 +7,10 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.postmortem.deaths import Death
-from pipelog.tables import frame, of_kind, table
+from pipelog.tables import frame, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
+from pipelog.tables.steps import between_stamps
 from pipelog.tables.topology import said
 
 _FITS = 1.1
@@ -22,8 +23,11 @@ def spans(rows: pa.Table, config: Config, chosen: int, steps: object) -> pd.Data
 
     An attempt that went on from a checkpoint within the first printed interval began with the step after it.
     """
-    found = of_kind(rows, "step", "iteration", "progress").select(["attempt", "step", "steps", "dur_ns"]).to_pandas()
+    found = frame(rows, ("step", "iteration", "progress"), ("kind", "attempt", "rank", "step", "steps", "dur_ns", "start_ns", "file", "line"))
     found = found.dropna(subset=["attempt", "step"])
+    timed = found["kind"] == "step"
+    if timed.any() and found["dur_ns"].isna().all():
+        found = pd.concat([between_stamps(found[timed]), found[~timed]])
     found = found[found["step"] > 0]  # DeepSpeed prints step=0 before the first
     printed = config.steps_per_print or 1
     resumed = _resumed(rows)

@@ -74,6 +74,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
     """Lines at which a new attempt begins in one file."""
+    rows = _by_printer(rows)
     if _at_one_go(rows):
         return []
     cuts: list[int] = []
@@ -100,6 +101,18 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
                 last_step = {}
             last_step[name] = int(step)
     return cuts
+
+
+def _by_printer(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the rank in the name of step lines that several ranks print (torchtitan): they go forward rank by rank."""
+    steps = rows[(rows["kind"] == "step") & rows["rank"].notna()]
+    ranks = steps.groupby("name", observed=True)["rank"].nunique()
+    mine = steps.index[steps["name"].isin(ranks[ranks > 1].index)]
+    if not len(mine):
+        return rows
+    rows = rows.astype({"name": object})
+    rows.loc[mine, "name"] = rows.loc[mine, "name"].astype(str) + " " + rows.loc[mine, "rank"].astype(str)
+    return rows
 
 
 def _at_one_go(rows: pd.DataFrame) -> bool:

@@ -166,8 +166,8 @@ def bubble(topology: Topology, config: Config, tables: Tables) -> Bubble:
         next((b for name in ("trace_bubble", "rank_bubble", "timer_bubble", "megatron_bubble") if (b := tables.get(name)) is not None), None)
         or Bubble()
     )
-    if topology.pp and topology.pp > 1 and config.micro_batches:
-        best.ideal = ideal_bubble(topology.pp, config.micro_batches, config.virtual_stages or 1)
+    if topology.pp and topology.pp > 1 and config.micro_batches and config.virtual_stages:
+        best.ideal = ideal_bubble(topology.pp, config.micro_batches, config.virtual_stages)
     elif topology.pp == 1:
         best.ideal = 0.0
     if best.measured is not None and not np.isfinite(best.measured):

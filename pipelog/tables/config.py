@@ -87,9 +87,25 @@ def config(facts: pd.DataFrame, topology: Topology, inputs: list[Input], tables:
     if known.micro_batches is None:
         _default(known, facts, inputs, topology)
     if topology.pp and topology.pp > 1:
+        _schedule(known, facts, topology.pp)
+    return known
+
+
+_NAMES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b", "LoopedBFS": "looped-bfs"}
+"""Schedules of torch's pipelining that idle as the closed form says: all that do not split the backward pass."""
+
+
+def _schedule(known: Config, facts: pd.DataFrame, pp: int) -> None:
+    """The schedule and the chunks of a rank; 1F1B where no line names another. Null is the number of chunks where the closed form is not the schedule's."""
+    named = said(facts, ("schedule.name",))
+    if not named:
         known.virtual_stages = known.virtual_stages or 1
         known.schedule = "interleaved-1f1b" if known.virtual_stages > 1 else "1f1b"
-    return known
+        return
+    name = str(named[0].value)
+    known.schedule, known.said["schedule"] = _NAMES.get(name, name), named[0]
+    stages = [int(s.value) for s in said(facts, ("schedule.stages",)) if isinstance(s.value, float) and s.value % pp == 0]
+    known.virtual_stages = stages[0] // pp if name in _NAMES and stages else None
 
 
 def _from_iterations(known: Config, scalars: pd.DataFrame) -> None:

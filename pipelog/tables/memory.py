@@ -22,11 +22,12 @@ BYTES_PER_PARAMETER = 16
 def memory(placed: pa.Table) -> pd.DataFrame:
     """Memory reports: rank, stage, step, allocated, max_allocated, reserved, max_reserved (bytes), file, line; one row a report.
 
-    max_… are peaks since the start of training. The form without a rank is printed by rank 0. Of `memory_usage` those that name
+    max_… are peaks since the start of training. The form without a rank is printed by rank 0, but for what any rank may print (stream `one-rank`). Of `memory_usage` those that name
     their step: the throughput line's and memory_status', which reset no peak. They count where there is no other report: rank 0's peak of
     a later step is not held against what other ranks reported before.
     """
-    rows = frame(placed, ("memory", "memory_usage"), ("kind", "name", "rank", "stage", "step", "bytes", "device", "file", "line"))
+    rows = frame(placed, ("memory", "memory_usage"), ("kind", "name", "rank", "stage", "step", "bytes", "device", "stream", "file", "line"))
+    rows = rows[rows["rank"].notna() | (rows["stream"] != "one-rank")]
     rows = rows[rows["device"].isna() & rows["name"].isin(_FIGURES)]
     reports = rows["kind"] == "memory"
     rows = rows[reports] if reports.any() else rows[rows["step"].notna()]

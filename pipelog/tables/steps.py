@@ -39,7 +39,7 @@ class Steps:
 def steps(placed: pa.Table, config: Config, facts: pd.DataFrame, tables: Tables) -> Steps:
     """The intervals of the best source; `steps` is the distance to the line before, or steps_per_print for the first.
 
-    After a resume at a step that is no multiple of steps_per_print the first interval is shorter, but its time is divided by
+    Where no line of the source gives a time, the stamps of the lines do. After a resume at a step that is no multiple of steps_per_print the first interval is shorter, but its time is divided by
     steps_per_print all the same: put right where the log says which checkpoint was loaded. Releases 0.4.0 - 0.5.6 divide the last step's time by steps_per_print, and 0.6.2 - 0.6.3 print milliseconds as seconds
     (formats/deepspeed-logs.md 5.1): put right here, and said so.
     """
@@ -50,6 +50,8 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame, tables: Tables)
     if source is None:
         return _from_traces(placed, tables.get("operation_time"))
     mine = rows[rows["name"] == source].sort_values(["step", "file", "line"], kind="stable")
+    if source not in _PREFERENCE and mine["dur_ns"].isna().all():
+        mine = between_stamps(mine)
     mine = mine.drop_duplicates(["step", "dur_ns"]).drop_duplicates("step", keep="last").reset_index(drop=True)
     number = mine["step"].astype("int64")
     gap = number.diff()
@@ -68,8 +70,25 @@ def steps(placed: pa.Table, config: Config, facts: pd.DataFrame, tables: Tables)
     mine["steps"] = mine["steps"].astype("Float64").fillna(gap.astype("Float64")).round().astype("Int64")
     mine["step"] = number
     printed = mine.copy()
-    correction = _correct(mine, config) if source == "deepspeed" else None
+    correction = _correct(mine, config, usual) if source == "deepspeed" else None
     return Steps(mine.drop(columns="name"), source, correction, printed)
+
+
+_STAMPS = 5 * 10**9
+"""Nanoseconds between two lines from which on their stamps tell a time well enough, where these are whole seconds."""
+
+
+def between_stamps(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the time of a step where no line says it (torchtitan): from the stamp of one line of a rank to its next, by the steps in between.
+
+    What else was done meanwhile, as a checkpoint, is in it.
+    """
+    rows = rows.sort_values(["file", "line"], kind="stable")
+    before = rows.groupby(["file", "rank"], dropna=False)[["step", "start_ns"]].shift()
+    gone, made = rows["start_ns"] - before["start_ns"], rows["step"] - before["step"]
+    whole = bool((rows["start_ns"].dropna() % 10**9 == 0).all())  # stamps without a fraction
+    good = (made > 0) & (gone >= (_STAMPS if whole else 1))
+    return rows.assign(dur_ns=(gone / made).where(good).round().astype("Int64")).sort_values(["step", "file", "line"], kind="stable")
 
 
 def _from_traces(placed: pa.Table, operations: pd.DataFrame | None) -> Steps:
@@ -95,15 +114,17 @@ def version_tuple(text: str | None) -> tuple[int, ...]:
     return tuple(int(g or 0) for g in match.groups()) if match else ()
 
 
-def _correct(rows: pd.DataFrame, config: Config) -> str | None:
+def _correct(rows: pd.DataFrame, config: Config, usual: float) -> str | None:
+    """Put the durations right in place, and say so. usual: steps from line to line, which are steps_per_print where the configuration was not printed."""
     version = version_tuple(config.deepspeed)
+    every = config.steps_per_print or (1 if np.isnan(usual) else int(usual))
     if (0, 6, 2) <= version <= (0, 6, 3):
         rows["dur_ns"] = (rows["dur_ns"].astype("Float64") / 1000).round().astype("Int64")
         return f"DeepSpeed {config.deepspeed} prints iter time in milliseconds under the label (s): divided by 1000"
-    if (0, 4, 0) <= version <= (0, 5, 6) and config.steps_per_print and config.steps_per_print > 1:
-        rows["dur_ns"] = rows["dur_ns"] * config.steps_per_print
+    if (0, 4, 0) <= version <= (0, 5, 6) and every > 1:
+        rows["dur_ns"] = rows["dur_ns"] * every
         return (
-            f"DeepSpeed {config.deepspeed} divides the time of the last step by steps_per_print ({config.steps_per_print}): "
+            f"DeepSpeed {config.deepspeed} divides the time of the last step by steps_per_print ({every}): "
             "multiplied by it, so each value is one step, not a mean"
         )
     return None
