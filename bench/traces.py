@@ -18,6 +18,7 @@ from replay import durations
 import pipelog.replay
 import pipelog.tables
 from pipelog.events import Events, Input, conform, join
+from pipelog.placing import placed
 from pipelog.registry import load
 from pipelog.replay.simulate import Costs, Timeline, run
 from pipelog.tables import Tables
@@ -108,7 +109,7 @@ def make(path: Path, p: int, d: int, steps: int, m: int) -> None:
     rows.add("optimizer_step", "Optimizer.step#Adam.step", rank, over + 4 * 10**6, over + 6 * 10**6)
     rows.add("collective", "broadcast", rank, over + 6 * 10**6, over + 7 * 10**6)
     events = Events(rows.table(), [Input("job.log", "log", 1), *(Input(f"rank{r}.pt.trace.json", "trace", 1) for r in range(p * d))])
-    events.write(path)
+    placed(events).write(path)  # as `pipelog.read` gives them
 
 
 def _passes(rows: Rows, line: Timeline, origin: np.ndarray, rank: np.ndarray, step: np.ndarray) -> None:
