@@ -331,3 +331,16 @@ def test_the_local_rank_of_an_earlier_start_of_the_same_agent() -> None:
     assert (told["ranks"], told["hosts"]) == ((1,), ("n1",))
     assert str(told["title"]).startswith("Local rank 1 (n1) was killed")
     assert elastic("n1", "n2")["ranks"] == ()
+
+
+STEP_LINE = "steps: 260 loss: 4.7709 iter time (s): 3.949 samples/sec: 8.103"
+CLOSING = "W1010 19:01:34.784000 4390 torch/distributed/elastic/multiprocessing/api.py:897] Sending process {} closing signal SIGTERM"
+
+
+@pytest.mark.parametrize(("closed", "ranks"), [((0, 1, 2, 4), (3,)), ((0, 1, 2, 3, 4), ()), ((0, 1, 4), ()), ((0, 1), ())])
+def test_the_process_that_a_launcher_need_not_take_down(closed: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+    """A log that stops while an agent closes its processes: of all but one, that one had gone; of all, or all but two, nobody is named."""
+    log = [*(f"[rank {r}] pid {900 + r} host gx ready" for r in range(5)), STEP_LINE, *(CLOSING.format(900 + r) for r in closed)]
+    found = read({"console.log": log})["death"]
+    assert (found.status, found.ranks) == ("failed" if ranks else "incomplete", ranks)
+    assert (found.known, found.category) == (False, "unknown" if ranks else None)

@@ -15,7 +15,9 @@ from pipelog._text import listed, seconds
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hangs import Hang
+from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import KINDS, Role, Strength
+from pipelog.postmortem.left_over import LeftOver, left_over
 from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
@@ -63,7 +65,7 @@ class Death:
     label: str | None = None
 
 
-@table("death", needs=("errors", "endings", "chosen", "hang", "heard", "placed", "topology", "config", "facts"))
+@table("death", needs=("errors", "endings", "chosen", "hang", "heard", "placed", "topology", "identities", "config", "facts"))
 def death(
     errors: pd.DataFrame,
     endings: list[Ending],
@@ -72,6 +74,7 @@ def death(
     heard: frozenset[int],
     placed: pa.Table,
     topology: Topology,
+    identities: Identities,
     config: Config,
     facts: pd.DataFrame,
 ) -> Death:
@@ -96,7 +99,8 @@ def death(
     if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
         return _recorded(chosen, hang, roles, topology, placed, work)
     if primary is None:
-        return Death(chosen, ending.status, roles=roles, step=last_step(work))
+        gone = left_over(placed, identities, work) if ending.status == "incomplete" else None
+        return Death(chosen, ending.status, roles=roles, step=last_step(work)) if gone is None else _gone_before(chosen, gone, roles, topology, work)
     return _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
 
 
@@ -331,6 +335,31 @@ def _look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
         yield Advice("while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
     if whom.hosts and not (hang.doing and hang.stood) and set(whom.hosts) != {"localhost"}:
         yield Advice("if the same host stands out again, take it out of the pool")
+
+
+def _gone_before(attempt: int, gone: LeftOver, roles: pd.DataFrame, topology: Topology, work: pd.DataFrame) -> Death:
+    hosts = hosts_of((gone.rank,), roles.iloc[:0], topology) or ((gone.host,) if gone.host else ())
+    whom = Whom((gone.rank,), stages_of((gone.rank,), roles.iloc[:0], topology), hosts)
+    return Death(
+        attempt,
+        "failed",
+        "unknown",
+        known=False,
+        confidence=Confidence.MEDIUM,
+        title=f"{subject(whom, topology)} had ended when the launcher took down the {len(gone.lines)} other processes; the log stops before it says how",
+        ranks=whom.ranks,
+        stages=whom.stages,
+        hosts=whom.hosts,
+        step=last_step(work),
+        evidence=tuple(Evidence(f, n, None) for f, n in gone.lines[:_MOST_SHOWN]),
+        consequences=consequences_of(roles),
+        missing=(f"how it ended: the rest of the log, the exit code of rank {gone.rank}, its own output, the kernel log of its host",),
+        advice=(Advice(f"look for the end of that process: the launcher's line behind these, `dmesg -T` on {hosts[0] if hosts else 'its host'}"),),
+        roles=roles,
+    )
+
+
+_MOST_SHOWN = 4
 
 
 def _of_scheduler(

@@ -1,0 +1,45 @@
+"""Who had ended before a launcher took its other processes down, where the log stops before it says how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.postmortem.identities import Identities
+from pipelog.tables import frame
+
+_FEWEST = 3
+"""Processes taken down of which the one that is missing can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """The rank, the host as far as it is named, and the lines (file, line) of the launcher that take down all others."""
+
+    rank: int
+    host: str | None
+    lines: tuple[tuple[str, int], ...]
+
+
+def left_over(placed: pa.Table, who: Identities, work: pd.DataFrame) -> LeftOver | None:
+    """The only process of a host that a launcher does not take down with the others, behind the last step; null where the processes are not all known.
+
+    A launcher that is ended itself takes down all of them: one that is not among them had gone before.
+    """
+    rows = frame(placed, ("process",), ("name", "host", "value", "file", "line"))
+    killed = rows[(rows["name"] == "killed") & rows["value"].notna()]
+    last = work.dropna(subset=["step"]).groupby("file")["line"].max()
+    killed = killed[killed["line"] > killed["file"].map(last).fillna(-1)]
+    hosts = {h for h, _ in who.processes}
+    found = []
+    for host in hosts:
+        mine = {pid: rank for (h, pid), rank in who.processes.items() if h == host}
+        taken = killed[killed["host"].isna() | (killed["host"] == host)] if len(hosts) == 1 else killed[killed["host"] == host]
+        down = {int(pid) for pid in taken["value"]} & set(mine)
+        missing = set(mine) - down
+        if len(missing) == 1 and len(down) >= _FEWEST:
+            lines = tuple((str(f), int(n)) for f, n in zip(taken["file"], taken["line"], strict=True))
+            found.append(LeftOver(mine[missing.pop()], host, lines))
+    return found[0] if len(found) == 1 else None
