@@ -223,3 +223,16 @@ def test_a_checkpoint_that_names_no_step_is_of_the_step_printed_last() -> None:
     ]
     found = tables(rows)["checkpoints"]
     assert found[["step", "file", "line"]].to_numpy().tolist() == [[20, "train.log", 4]]
+
+
+def test_a_job_that_is_put_back_into_the_queue_after_a_crash_has_failed() -> None:
+    """The job's script asks for it. Signals that a scheduler sends, and ranks that only lost a peer, come with a preemption as well."""
+    crash = end("slurm-task", -11.0, label="task 18", host="n3")
+    assert status(*STEPS, crash, end("slurm-cancelled"), end("slurm-requeue")) == ("failed", None, 3)
+    assert status(*STEPS, end("slurm-requeue"), crash) == ("preempted", "scheduler.preempted", 3)
+    assert status(*STEPS, end("slurm-task", -9.0), end("slurm-requeue")) == ("preempted", "scheduler.preempted", 4)
+    assert status(*STEPS, end("slurm-task", -15.0), end("slurm-requeue")) == ("preempted", "scheduler.preempted", 4)
+    lost = traceback("Traceback …\ntorch.distributed.DistBackendError: NCCL error: remote process exited")
+    assert status(*STEPS, lost, end("slurm-requeue")) == ("preempted", "scheduler.preempted", 4)
+    assert status(*STEPS, traceback(), end("slurm-requeue")) == ("failed", None, 3)
+    assert status(*STEPS, crash, end("slurm-preempted")) == ("preempted", "scheduler.preempted", 4)

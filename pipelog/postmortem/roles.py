@@ -13,7 +13,7 @@ from pipelog._text import count
 from pipelog.postmortem.hangs import told_of_others
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.wording import filled
-from pipelog.tables.ending import Ending
+from pipelog.tables.ending import REQUEUED, Ending
 from pipelog.tables.topology import Topology
 
 _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 1, Strength.TIMEOUT: 1, Strength.ECHO: 2, Strength.WORD: 3}
@@ -58,6 +58,9 @@ def survived(errors: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> pd.Dat
             if steps_after >= _SURVIVED or (steps_after and ending.status == "completed"):
                 roles.loc[place, ["role", "why"]] = [Role.BENIGN.value, f"training went on: {count(steps_after, 'step line')} after it"]
     _elsewhere(roles, work, ending)
+    if ending.status == "failed":  # then the job is started again because it failed
+        again = roles["name"].isin(REQUEUED) & (roles["file"] == ending.file) & (roles["line"] > (ending.line or 0))
+        roles.loc[again, ["role", "why"]] = [Role.TEARDOWN.value, "the job was put back into the queue after it had failed"]
     return roles
 
 

@@ -34,6 +34,10 @@ _SCHEDULER = {
 _CANCELLED = ("slurm-cancelled", "batch-cancelled")
 _LATE = ("batch-cancelled", "k8s-scale-down")
 """Words for an end that also comes to a job that has failed and is still there."""
+REQUEUED = ("slurm-requeue", "batch-requeue")
+"""Words for an end that a job script or the controller also makes after the job has failed, so that it starts again."""
+_CRASHES = frozenset({-4, -6, -7, -8, -11, 132, 134, 135, 136, 139})
+"""Signals of a process that broke by itself: SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV. No scheduler sends them."""
 _LONG_AFTER, _SOON = 20, 2
 """Steps after a scheduler's word from which on it was not this job's end: within the grace time a few may still be made."""
 _BY_HAND = re.compile(r"^KeyboardInterrupt")
@@ -109,7 +113,10 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         row = scheduler.iloc[0]
         before = _before(pd.concat([own, bad[~bad["value"].isin(_BY_SIGNAL)]]), row)
         # a step is also cancelled because one of its tasks failed
-        failed_itself = len(before) or _because_of_a_task(ends, own, row) if row["name"] == "slurm-cancelled" else _deleted_late(own, row)
+        if row["name"] == "slurm-cancelled":
+            failed_itself = bool(len(before)) or _because_of_a_task(ends, own, row)
+        else:
+            failed_itself = _deleted_late(own, row) or (row["name"] in REQUEUED and _crashed(before))
         if not failed_itself:
             status, category = _SCHEDULER[row["name"]]
             return _ending(number, status, row, category)
@@ -225,6 +232,12 @@ def _because_of_a_task(ends: pd.DataFrame, own: pd.DataFrame, row: pd.Series) ->
         return False
     late = own[(own["file"] == row["file"]) & (own["line"] > row["line"])]
     return bool((~late["text"].fillna("").str.contains(_OF_A_PEER.pattern)).any())
+
+
+def _crashed(before: pd.DataFrame) -> bool:
+    """Whether a process had crashed, or raised what is no echo of a peer's end."""
+    raised = before[before["kind"] == "error"]["text"].fillna("")
+    return bool(before["value"].isin(_CRASHES)[before["kind"] == "end"].any() or (~raised.str.contains(_OF_A_PEER.pattern)).any())
 
 
 def _deleted_late(own: pd.DataFrame, row: pd.Series) -> bool:
