@@ -17,6 +17,8 @@ from pipelog.tables.slow_ranks import Slow, slow_over
 from pipelog.tables.topology import Topology
 from tests.host_pipeline import Pipeline, traces
 from tests.making import of_traces, topology_map
+from tests.telling import read
+from tests.test_rank_timers import STEP_MS, header, iteration, table
 
 Times = Callable[[int, int, int], float]
 """(stage, replica, step) → ms per micro-batch."""
@@ -111,7 +113,7 @@ def test_a_regular_distance_is_told() -> None:
 
 def test_one_step_alone_is_a_one_off() -> None:
     (finding,) = found(one(2, 0, 60.0, (17,)))
-    assert "computes 200 % longer in step 17 alone, of 40 measured: a one-off" in finding.title
+    assert "computes 200 % longer in step 17 alone, of 40 measured steps: a one-off" in finding.title
     assert finding.severity is Severity.INFO
 
 
@@ -146,6 +148,8 @@ def test_the_ranks_of_a_tensor_group_are_one() -> None:
         pytest.param(one(1, 0, 20.0, range(1)), {"moves": 0.5}, id="all-go-up-and-down"),
         pytest.param(lambda s, _r, step: 60.0 if step % 13 == 3 * s + 1 else 20.0, {"pp": 4}, id="every-rank-has-its-hiccups"),
         pytest.param(one(1, 0, 30.0, range(5, 8)), {"steps": 7}, id="too-few-steps"),
+        pytest.param(one(1, 0, 60.0, (40,)), {}, id="the-last-step-which-may-be-a-beginning"),
+        pytest.param(one(1, 0, 30.0, range(37, 41)), {}, id="the-last-four-of-forty"),
     ],
 )
 def test_not_told(times: Times, more: dict[str, int]) -> None:
@@ -168,3 +172,22 @@ def test_from_traces_of_many_steps() -> None:
             made[f"traces/rank{r}.{i:02}.json"] = trace
     (told,) = slow_over(of_traces(made, topology_map(3))["own_pace"], 0.10)
     assert (told.pattern, told.ranks, told.rows["step"].tolist()) == ("since", (1,), [71, 81, 91, 101, 111])
+
+
+def test_from_the_timers_of_a_log() -> None:
+    """Megatron's timers of four stages, 14 intervals of ten steps; rank 2 needs 15 ms instead of 10 a micro-batch each way from step 101 on: 2 x 10 x 5 ms of 1,100."""
+    lines = header(4, 1)
+    for i in range(14):
+        slow_now = i >= 10
+        lines.append(iteration(10 * (i + 1)).replace(str(STEP_MS), str(STEP_MS + 100 * slow_now)))
+        lines += table(range(4), lambda rank, n=slow_now: dict.fromkeys(("forward-compute", "backward-compute"), 150.0 if n and rank == 2 else 100.0))
+    tables = read({"train.log": lines})
+    with pytest.raises(CannotTell):  # four intervals are too few to be sure
+        list(pl202_straggler_rank.straggler_rank(tables, tables["topology"]))
+    for i in range(14, 16):
+        lines.append(iteration(10 * (i + 1)).replace(str(STEP_MS), str(STEP_MS + 100)))
+        lines += table(range(4), lambda rank: dict.fromkeys(("forward-compute", "backward-compute"), 150.0 if rank == 2 else 100.0))
+    tables = read({"train.log": lines})
+    (finding,) = pl202_straggler_rank.straggler_rank(tables, tables["topology"])
+    assert "rank 2 (stage 2, replica 0) computes 50.0 % longer from step 110 on than before: 30.0 ms per micro-batch against 20.0 ms" in finding.title
+    assert finding.cost == pytest.approx(100 / 1100)

@@ -94,13 +94,13 @@ def _of_pace(slow: Slow, tables: Tables, topology: Topology) -> Finding:
     rows, lasting = slow.rows, slow.pattern in ("since", "creeping")
     said, usual = (float(rows[name].median()) for name in ("compute_ns", "usual_ns"))
     first, last = int(rows["step"].iloc[0]), int(rows["step"].iloc[-1])
-    more = percent(said / usual - 1)
+    more, measured = percent(said / usual - 1), "measured step" if (tables["compute_time"]["source"] == "trace").all() else "printed interval"
     how = {
         "since": f"{more} longer from step {first} on than before",
-        "creeping": f"longer and longer: {more} more in the last {count(len(rows), 'measured step')} than in the first",
+        "creeping": f"longer and longer: {more} more in the last {count(len(rows), measured)} than in the first",
         "period": f"{more} longer from step {first} to step {last} than before and after",
-        "recurring": f"{more} longer in {len(rows)} of {count(slow.seen, 'measured step')} ({_at(rows)}{f', every {slow.every} steps' if slow.every else ''}): it comes back, and does not last",
-        "single": f"{more} longer in {'step' if len(rows) == 1 else 'steps'} {_at(rows)} alone, of {slow.seen} measured: a one-off",
+        "recurring": f"{more} longer in {len(rows)} of {count(slow.seen, measured)} ({_at(rows)}{f', every {slow.every} steps' if slow.every else ''}): it comes back, and does not last",
+        "single": f"{more} longer in {'step' if len(rows) == 1 else 'steps'} {_at(rows)} alone, of {count(slow.seen, measured)}: a one-off",
     }[slow.pattern]
     alone = topology.dp == 1 and lasting
     return Finding(

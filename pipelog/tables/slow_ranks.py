@@ -163,6 +163,8 @@ def _of_unit(mine: pd.DataFrame, limit: float, scatter: float) -> Slow | None:
     if not runs or slow.mean() > 0.5:
         return None
     seldom, far = slow.mean() <= _SELDOM, bool((ratio[slow] > 1 + _ONE_STEP * limit).all())
+    if runs[-1][1] == len(slow) and (runs[-1][1] - runs[-1][0] > 1 or len(runs) < _LEAST_SIDE):
+        return None  # at the end nothing tells yet whether it lasts
     longest = max(runs, key=lambda run: run[1] - run[0])
     if longest[1] - longest[0] >= _LEAST_SIDE and longest[1] - longest[0] >= (1 - _STRAY) * slow.sum():
         inside = (np.arange(len(slow)) >= longest[0]) & (np.arange(len(slow)) < longest[1])
