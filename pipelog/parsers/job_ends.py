@@ -75,6 +75,18 @@ def hf_runtime(found: Records) -> Iterator[Rows]:
     yield found.rows("scalar", "samples_per_s", value=found.float("rate"))
 
 
+# [INFO:swift] End time of running main: 2026-03-25 01:45:12.100231
+@records(
+    "swift-done",
+    mark="End time of running main: ",
+    head=r"^\[INFO:swift\] $|^$",
+    pattern=r"^(?P<words>End time of running main: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d))",
+)
+def swift_done(found: Records) -> Iterator[Rows]:
+    """Give the end of what ms-swift was started for: it is printed when that came back without an exception."""
+    yield found.rows("end", "script-done", text=found["words"], **_when(found, found["when"]))
+
+
 _SUBJECTS = ("training", "Training", "TRAINING", "fine-tuning", "Fine-tuning", "finetuning", "Finetuning", "fit", "Fit", "run", "Run", "job", "Job")
 _WORDS = tuple(f"{subject} {is_}{done}" for subject in _SUBJECTS for is_ in ("", "is ") for done in ("finished", "done", "complete"))
 _ALONE = r"^(?:\[[^\]]*\]:?|[\w.]+ - (?i:info|debug|warning|notice) - |[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules

@@ -3,6 +3,7 @@
     step: 290, loss: 0.18337950110435486
     step 290, loss: 0.1834, lr: 0.0001
     {'loss': 2.1177, 'learning_rate': 0.0001874402217563114, 'epoch': 0.28}          Hugging Face Trainer: says no step
+    {'loss': 1.46, 'grad_norm': 0.397, …, 'train_speed(s/it)': 4.2, 'global_step/max_steps': '1495/1500'}            ms-swift; 'iteration': '400/426' of its Megatron
     {'eval_loss': 2.0713, 'eval_runtime': 12.8, 'epoch': 0.28}
     step:   120 /  1000 loss: 0.4137 iter time (s): 2.310 samples/sec: 1.732 eta: 38m12s           diffusion-pipe, qlora-pipe: DeepSpeed's step line
 
@@ -33,14 +34,20 @@ def step(found: Records) -> Iterator[Rows]:
 @records(
     "script-trainer",
     mark="{'loss': ",
-    pattern=rf"^\{{'loss': '?(?P<loss>{_NUMBER})'?(?:, 'grad_norm': '?(?P<grad_norm>{_NUMBER})'?)?(?:, 'learning_rate': '?(?P<learning_rate>{_NUMBER})'?)?[,}}]",
+    pattern=rf"^\{{'loss': '?(?P<loss>{_NUMBER})'?(?:, 'grad_norm': '?(?P<grad_norm>{_NUMBER})'?)?(?:, 'learning_rate': '?(?P<learning_rate>{_NUMBER})'?)?[,}}]"
+    r"(?:[^{}]*'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,9})/(?P<total>\d{1,9})')?",
     torn=r"^\{'loss': \d[^}]*$",
 )
 def trainer(found: Records) -> Iterator[Rows]:
-    """The figures of a logging interval of Hugging Face's Trainer."""
+    """The figures of a logging interval of Hugging Face's Trainer; of ms-swift's with their step, and how many there will be."""
+    step = found.int("step")
+    numbered = found.where(found.has("step"))
+    yield numbered.rows("step", "swift", step=numbered.int("step"))
+    yield numbered.rows("iteration", "swift", step=numbered.int("step"), value=numbered.float("total"), text="loss")
     for group, name in _TRAINER:
-        mine = found.where(found.has(group))
-        yield mine.rows("scalar", name, value=mine.float(group))
+        given = found.has(group)
+        mine = found.where(given)
+        yield mine.rows("scalar", name, step=step.filter(given), value=mine.float(group))
 
 
 @records("script-evaluation", mark="{'eval_loss': ", pattern=rf"^\{{'eval_loss': '?(?P<loss>{_NUMBER})'?[,}}]")
