@@ -99,11 +99,11 @@ def colossalai(found: Block) -> Iterator[Row]:
     """Give how the launcher on each host ended: a good end where all did well."""
     rows = found.lines()
     next(rows)
-    hosts = []
+    hosts: list[tuple[int, str, str, bool]] = []
     for number, text in rows:
-        if (host := _HOST.match(text)) is None:
+        if (said := _HOST.match(text)) is None:
             break
-        hosts.append((number, text.strip(), host[1], host[2] == "success"))
+        hosts.append((number, text.strip(), said[1], said[2] == "success"))
     for number, text, host, good in hosts:
         if not good:
             yield {"kind": "end", "name": "child-failed", "host": host, "text": text, "line": number}
