@@ -29,6 +29,7 @@ from pipelog.reading.files import Source, sources
 from pipelog.reading.flight import read_flight
 from pipelog.reading.gpu_tables import read_gpu_table
 from pipelog.reading.json_logs import read_json_log
+from pipelog.reading.log_dirs import with_ranks_of_folders
 from pipelog.reading.logs import read_log
 from pipelog.reading.monitors import read_monitor
 from pipelog.reading.node_logs import with_hosts
@@ -79,7 +80,7 @@ def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Prog
         reasons = {s.why for i in inputs for s in i.skipped}
         raise NoInput(f"nothing to read in {', '.join(str(p) for p in paths)}: {'; '.join(sorted(reasons)) or 'no file'}")
     roots = {s.shown: str(s.path) for s in found}
-    return Events(with_own_hosts(with_hosts(join([e.table for e in done]))), inputs, roots)
+    return Events(with_own_hosts(with_hosts(with_ranks_of_folders(join([e.table for e in done])))), inputs, roots)
 
 
 def _workers(found: Sequence[Source], jobs: int | None) -> int:
