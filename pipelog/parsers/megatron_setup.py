@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._facts import fact, first_of_each, times
-from pipelog.parsing import Block, Records, Row, Rows, block, records
+from pipelog.parsing import Block, Records, Row, Rows, block, lines, records
 
 _SIZES = {
     "world size": "topology.world_size",
@@ -80,6 +80,19 @@ def world(found: Records) -> Iterator[Rows]:
     found.groups["sizes"] = texts
     keys = "|".join(re.escape(key) for key in _SIZES)
     each = found.split("sizes", ", ", rf"^(?P<key>{keys}): (?P<size>\d{{1,9}})\s*$")
+    names = pa.array(list(_SIZES.values())).take(pc.index_in(each.groups["key"], pa.array(list(_SIZES))))
+    yield each.rows("fact", names, value=each.float("size"), text=each["size"])
+
+
+# Megatron initialized: tensor-model-parallel size 4, pipeline-model-parallel size 4, data-parallel size 2
+@lines(
+    "megatron-sizes",
+    mark="pipeline-model-parallel size ",
+    pattern=r"(?P<sizes>(?:[a-z-]+-parallel size \d{1,6}, )*pipeline-model-parallel size \d{1,6}(?:, [a-z-]+-parallel size \d{1,6})*)(?:[\s.;)]|$)",
+)
+def sizes(found: Records) -> Iterator[Rows]:
+    """The same in the words of those who build upon Megatron: the word size tells them from a rank's place."""
+    each = first_of_each(found, "sizes").split("sizes", ", ", rf"^(?P<key>{'|'.join(re.escape(key) for key in _SIZES)}) (?P<size>\d{{1,6}})$")
     names = pa.array(list(_SIZES.values())).take(pc.index_in(each.groups["key"], pa.array(list(_SIZES))))
     yield each.rows("fact", names, value=each.float("size"), text=each["size"])
 
