@@ -61,11 +61,12 @@ _FAULTS = (
 # CUDA error (csrc/flash_fwd.cu:123): an illegal memory access was encountered
 # Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:368 'an illegal memory access was encountered'
 # HW Exception by GPU node-1 (Agent handle: 0x55d0) reason :GPU Hang
+#  33%|███▎Memory access fault by GPU node-3 (Agent handle: 0x5a5c587a51c0) on address 0x709843600000. Reason: Unknown.:54:01, 26.24s/it]
 @lines(
     "gpu-fault",
     mark=_FAULTS,
     pattern=(
-        r"^(?:\[[^\]\"']{0,80}\] ?){0,3}(?:Memory access fault by GPU|HW Exception by GPU|(?::\d:[^\"'`]{1,300}|Queue error[^\"'`]{0,100})\bHSA_STATUS_ERROR"
+        r"^(?:(?:\[[^\]\"']{0,80}\] ?){0,3}|[^\"'`]{0,200}\d%\|[^\"'`]{0,300}?)(?:Memory access fault by GPU|HW Exception by GPU|(?::\d:[^\"'`]{1,300}|Queue error[^\"'`]{0,100})\bHSA_STATUS_ERROR"
         r"|(?:(?:Failed: |Error:? )?(?:CUDA|Cuda|HIP|cuda|hip)[ _]?(?:[Ee]rror|[Ff]ailure|[Rr]untime)|Error an|GPUassert: ).{0,400}"
         r"(?:illegal memory access was encountered|uncorrectable ECC error encountered|uncorrectable NVLink error|unspecified launch failure))"
     ),

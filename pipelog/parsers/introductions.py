@@ -31,6 +31,7 @@ _PID = r"(?i)\bpid" + _IS
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*"
 _HOST = r"(?i)\b(?:host[ _-]?name|host|node[ _-]?name|node|machine)(?:[=:]{1,2} ?| |\" ?: ?)['\"]?(?P<v>" + _NAME + r")"
 _ON = r"\b(?:on|at) (?:(?:host|node) )?(?P<v>[A-Za-z][\w.-]*[\d-][\w.-]*)"
+_BEFORE = r"^(?P<v>[A-Za-z][\w.-]*[\d-][\w.-]*): (?i:global[ _-]?)?(?i:rank)[ =:#]{1,3}\d"
 _NO_HOST = r"(?i)^(?:\d{1,9}|rank|ranks|id|is|name|size|count|local|world|not|with|and|of|for|in|on)$"
 _NO_PLACE = r"(?i)^(?:cuda|gpu|device|cpu|port|step|iter\w*|stage|rank|epoch|node|worker|line|attempt)_?\d+$"
 """What something may run on besides a host."""
@@ -40,8 +41,9 @@ _OTHER_RANKS = (
     + r"\d+"
 )
 _TWO = r"(?i)\brank[ =:#]{0,3}\d+\b.*\brank[ =:#]{1,3}\d"
+_FIRST = r"(?i)^\W{0,3}(?:global[ _-]?)?rank[ =:#]{1,3}\d"
 _TROUBLE = (
-    r"(?i)error|fail|time(?:d )?out|lost|abort|exit|kill|wait|peer|remote|from rank|to rank|between|except|watchdog|nccl|died|dead|crash|terminat|traceback|caught|"
+    r"(?i)error|fail|time(?:d )?out|lost|abort|exit|kill|wait|peer|remote|from rank|to rank|between|except|watchdog|nccl(?:[^_]|$)|died|dead|crash|terminat|traceback|caught|"
     r"dump|slow|stuck|missing|unreach|refus|clos|signal|warn|last |bad |broken|xid|busid|layers="
 )
 
@@ -51,7 +53,7 @@ _TROUBLE = (
     # not `rank `, which NCCL writes in hundreds of thousands of lines
     mark=("[rank ", "rank=", "rank: ", " pid ", " pid=", " pid: ", " host ", "host=", "hostname", " running on ", " started on ", "local_rank "),
     # where a log has its ranks in front of every line, they have been taken away
-    pattern=r"(?i)\brank[ =:#]{1,3}\d{1,6}\b|\[rank\d{1,6}\]:? .*\bpid[ =:]{1,3}\d|^\W{0,3}(?:pid|host(?:[ _-]?name)?|local[ _-]?rank|(?:started|running) on)(?:[ =:]|$)",
+    pattern=r"(?i)\b(?:global[ _-]?)?rank[ =:#]{1,3}\d{1,6}\b|\[rank\d{1,6}\]:? .*\bpid[ =:]{1,3}\d|^\W{0,3}(?:pid|host(?:[ _-]?name)?|local[ _-]?rank|(?:started|running) on)(?:[ =:]|$)",
     once=True,
 )
 def introduction(found: Records) -> Iterator[Rows]:
@@ -66,16 +68,21 @@ def introduction(found: Records) -> Iterator[Rows]:
         pc.cast(found.columns["rank"], pa.int64()),
     )
     local, pid = _number(line, _LOCAL), _number(line, _PID)
+    # behind Ray's prefix, which names the process, it speaks of itself where the rank is the first that it says, or its local rank is there
+    begins = pc.or_(pc.match_substring_regex(line, _FIRST), pc.is_valid(local))
+    pid = pc.coalesce(pid, pc.if_else(begins, _number(pc.cast(found.columns["label"], pa.string()), r"^pid "), None))
     axes = {name: _number(line, expression) for name, expression in _AXES.items()}
-    host = pc.coalesce(_name(line, _HOST, _NO_HOST), _name(line, _ON, _NO_PLACE))
+    host = pc.coalesce(_name(line, _HOST, _NO_HOST), _name(line, _ON, _NO_PLACE), _name(line, _BEFORE, _NO_PLACE))
+    # a process speaks of itself where it says its number; a table of all ranks is printed by one, and stands behind its host alone
+    own = pc.or_(pc.is_valid(pid), pc.is_valid(local))
+    host = pc.coalesce(host, pc.if_else(own, pc.cast(found.columns["host"], pa.string()), None))
     told = pc.is_valid(pid)
     for column in (host, *axes.values()):  # a local rank alone ties it to nothing
         told = pc.or_(told, pc.is_valid(column))
     told = pc.and_(told, pc.is_valid(rank))
-    # a process speaks of itself where it says its number; a table of all ranks is printed by one, and stands behind its host alone
-    own = pc.or_(pc.is_valid(pid), pc.is_valid(local))
-    host = pc.coalesce(host, pc.if_else(own, pc.cast(found.columns["host"], pa.string()), None))
-    label = pc.if_else(pc.is_valid(host), joined("local ", pc.cast(local, pa.string())), None)
+    prefixed = pc.cast(found.columns["label"], pa.string())
+    prefixed = pc.if_else(pc.starts_with(prefixed, "local "), prefixed, None)
+    label = pc.if_else(pc.is_valid(host), pc.coalesce(joined("local ", pc.cast(local, pa.string())), prefixed), None)
     places = found.rows("place", "introduced", rank=rank, host=host, label=label, **{n: pc.cast(c, pa.int32()) for n, c in axes.items()})
     yield places.filter(told)
     yield found.rows("process", "worker", rank=rank, host=host, value=pc.cast(pid, pa.float64())).filter(pc.and_(told, pc.is_valid(pid)))

@@ -130,7 +130,7 @@ _GPU = (
     r"|A GPU crash dump has been created|API mismatch|The NVIDIA (?:GPU (?P<gone>[0-9A-Fa-f:.]+)\s*$|probe routine failed))"
     r"|(?:nvidia-nvswitch\d+: )?SXid \((?:PCI:)?(?P<switch>[0-9A-Fa-f:.]{4,20}[0-9A-Fa-f])\): \d+, (?:[^DS]|D[^a]|S[^e])"  # not its Data and Severity
     r"|\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\* |amdgpu(?: (?P<amd>[0-9a-f:.]+))?: (?:amdgpu: )?(?:\[\w+\] )?(?:GPU reset|GPU recover|VRAM is lost|.*(?:page fault \("
-    r"|[Uu]ncorrectable|HW exception|lost from the bus|ring \S+ timeout|[Ff]atal error|poison is consumed|unrecoverable state))"
+    r"|[Uu]ncorrectable|HW exception|lost from the bus|ring \S+ timeout|[Ff]atal error|poison is consumed|unrecoverable state|\s*for process \S))"
     r"|\[drm\] GPU (?:recovery|HANG)"
 )
 _LINK = (
@@ -153,6 +153,7 @@ _DISK = (
 # nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 # mlx5_core 0000:3b:00.0: poll_health:829:(pid 0): device's health compromised - reached miss count
 # amdgpu 0000:c1:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:0 vmid:8 pasid:32770, for process python pid 4312 thread python pid 4312)
+# amdgpu 0000:3d:00.0: amdgpu:  for process python3.12 pid 6810 thread python3.12 pid 6810)
 # mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: 9c00000000010092
 # blk_update_request: I/O error, dev nvme0n1, sector 1953525152 op 0x0:(READ) flags 0x80700
 @lines(
@@ -183,7 +184,13 @@ _DISK = (
     pattern=rf"^(?:\s+NVRM: fallen off the bus|{BEFORE}(?:{_GPU}|{_LINK}|{_MEMORY}|{_DISK}))",
 )
 def hardware(found: Records) -> Iterator[Rows]:
-    """Give a line that tells of hardware, as `kernel-port` one of a network port that is no fault by itself (group: PCI address of a GPU; value: seconds since the machine was started, where printed)."""
+    """Give a line that tells of hardware (group: PCI address of a GPU; value: seconds since the machine was started, where printed): as `kernel-port` one of a
+    network port that is no fault by itself, as `kernel-gpu-process` one that names the process (value) whose work a GPU did.
+    """
     group = pc.coalesce(*(found[name] for name in ("pci", "gone", "switch", "amd")))
-    name = pc.if_else(found.has("port"), "kernel-port", "kernel")
-    yield found.rows("error", name, value=found.float("uptime"), group=group, text=found["line"], **when_and_where(found))
+    pid = pc.cast(
+        pc.struct_field(pc.extract_regex(found["line"], r"amdgpu.*\bfor process [^,;]{0,80}?pid (?P<pid>[1-9]\d{0,11})\b"), "pid"), pa.float64()
+    )
+    name = pc.if_else(found.has("port"), "kernel-port", pc.if_else(pc.is_valid(pid), "kernel-gpu-process", "kernel"))
+    value = pc.coalesce(pid, found.float("uptime"))
+    yield found.rows("error", name, value=value, group=group, text=found["line"], **when_and_where(found))

@@ -273,7 +273,7 @@ def _whose(rows: pd.DataFrame, who: Identities, topology: Topology) -> None:
                 hosts[i] = on["host"]
         elif dead := _ACTOR.search(text):
             whose[i] = who.of_process(dead["ip"], int(dead["pid"]))
-        elif gpu and (known := who.of_local(host, f"local {gpu.group(1)}")) is not None:
+        elif gpu and (known := who.of_gpu(host, gpu.group(1))) is not None:
             whose[i] = known
         elif gpu and host is None and len(named) <= 1:
             whose[i] = said.get(f"local {gpu.group(1)}")
@@ -316,7 +316,7 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> 
     return found
 
 
-_OF_PROCESSES = frozenset({"nccl-warn", "killed", "kernel-oom", "kernel-segfault", "kernel-hung", "ray-killed"})
+_OF_PROCESSES = frozenset({"nccl-warn", "killed", "kernel-oom", "kernel-segfault", "kernel-hung", "kernel-gpu-process", "ray-killed"})
 _OF_DEVICES = frozenset({"kernel-xid", "gpu-driver"})
 """Rows whose value is a process, whose group is a bus address."""
 _SPEAKER = re.compile(r"^[\w.]+: \[?[Rr]ank (?P<rank>\d{1,6})\]?(?::|, node\b|, iteration\b)")

@@ -25,11 +25,15 @@ _BUS = re.compile(r"(?i)^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Ranks of processes, bus addresses and local ranks, by host; the host is null where there is one, or none is named."""
+    """Ranks of processes, bus addresses and local ranks, by host; the host is null where there is one, or none is named.
+
+    counted: hosts whose local ranks nobody states: they follow from which ranks are there.
+    """
 
     processes: dict[tuple[str | None, Any], int]
     buses: dict[tuple[str | None, Any], int]
     locals: dict[tuple[str | None, Any], int]
+    counted: frozenset[str | None] = frozenset()
 
     def of_process(self, host: str | None, pid: int) -> int | None:
         """The rank of a process; of a number that is used once also where its host is not known, or has another name."""
@@ -42,8 +46,12 @@ class Identities:
 
     def of_local(self, host: str | None, label: str) -> int | None:
         """The rank of `local 3` on a host; where only one has local ranks, also where it is not named."""
-        hosts = {h for h, _ in self.locals}
+        hosts = {h for h, _ in self.locals} - self.counted
         return self.locals.get((host or (next(iter(hosts)) if len(hosts) == 1 else None), label))
+
+    def of_gpu(self, host: str | None, number: str) -> int | None:
+        """The rank that calls a GPU by this number: its local rank, but for a 0 that each process may have for the only device that it sees."""
+        return None if number == "0" and host in self.counted else self.of_local(host, f"local {number}")
 
 
 def _found(known: dict[tuple[str | None, Any], int], host: str | None, key: Any) -> int | None:
@@ -65,7 +73,8 @@ def identities(placed: pa.Table, topology: Topology) -> Identities:
     sizes = rows.loc[rows["name"] == "nccl", "steps"].dropna()
     processes, buses = _told(rows, local, topology.world_size or len(topology.ranks) or (int(sizes.max()) if len(sizes) else None))
     xid = frame(placed, ("error",), ("name", "host", "group", "text")).query("name == 'kernel-xid'")
-    made = Identities(processes, buses, local)
+    counted = _counted(topology, local)
+    made = Identities(processes, buses, local | counted, frozenset(host for host, _ in counted))
     for host, address, text in zip(xid["host"], xid["group"], xid["text"], strict=True):
         if (said := _XID_OF.search(text or "")) and (bus := _normal(address)) is not None:
             rank = made.of_process(_word(host), int(said[1]))
@@ -79,6 +88,25 @@ def identities(placed: pa.Table, topology: Topology) -> Identities:
     for host, bus, rank in _numbered(placed, local):
         buses.setdefault((host, bus), rank)
     return made
+
+
+def _counted(topology: Topology, local: dict[tuple[str | None, str], int]) -> dict[tuple[str | None, Any], int]:
+    """(host, `local 3`) → rank on hosts of which none is stated, where it is known of every rank where it is and each has one block of them, all as many."""
+    hosts = topology.ranks.groupby("host")["rank"].agg(["min", "max", "count"]) if len(topology.ranks) else pd.DataFrame()
+    if (
+        len(hosts) < 2
+        or topology.ranks["host"].isna().any()
+        or hosts["count"].min() != hosts["count"].max()
+        or (hosts["max"] - hosts["min"] + 1 != hosts["count"]).any()
+    ):
+        return {}
+    named = {host for host, _ in local}
+    return {
+        (str(host), f"local {n}"): int(first) + n
+        for host, first, count in zip(hosts.index, hosts["min"], hosts["count"], strict=True)
+        if host not in named
+        for n in range(int(count))
+    }
 
 
 def _told(

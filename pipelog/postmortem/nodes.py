@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelog.postmortem.kinds import Kind, Role
 from pipelog.tables.topology import Topology
@@ -32,6 +34,13 @@ def ranks_of_node(kind: Kind, same: pd.DataFrame, topology: Topology) -> tuple[i
     host = hosts.pop()
     mine = topology.ranks[topology.ranks["host"].map(short) == host]
     return tuple(sorted(int(r) for r in mine["rank"])) if len(mine) < len(topology.ranks) else ()
+
+
+def speaking(placed: pa.Table) -> set[str]:
+    """The hosts that write lines of their own: what a launcher lists, and how it says that a process ended, is none."""
+    kinds, names = (placed.column(c).cast(pa.string()) for c in ("kind", "name"))
+    own = pc.invert(pc.or_(pc.equal(kinds, "end"), pc.and_(pc.equal(kinds, "place"), pc.not_equal(names, "introduced"))))
+    return {h for h in placed.column("host").filter(own).unique().to_pylist() if isinstance(h, str)}
 
 
 def short(host: str) -> str:

@@ -13,7 +13,7 @@ from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import Kind, Role, Strength
 from pipelog.postmortem.neighbours import neighbour
-from pipelog.postmortem.nodes import ranks_of_node
+from pipelog.postmortem.nodes import ranks_of_node, speaking
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -60,7 +60,7 @@ def whom_of(
         ), lines
     if (blamed := blamed_of(roles, kind, placed, topology)) is not None:
         return Whom((), blamed.stages, (blamed.host,) if blamed.host else (), title=blamed.title), list(blamed.lines)
-    of_host = ranks_of_node(kind, same, topology) or _all_of_one_host(roles, same, topology) or _named_in(kind, same, placed, topology)
+    of_host = ranks_of_node(kind, same, topology) or _all_of_one_host(roles, same, placed, topology) or _named_in(kind, same, placed, topology)
     job = kind.job and not (of_host or _met_by_some(roles, same, kind, placed, topology) or _met_alone(roles, same, kind, topology))
     ranks, why = () if job or kind.strength is Strength.ECHO else of_host or ranks_of(same), ""
     lost_by: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ def _named_in(kind: Kind, same: pd.DataFrame, placed: pa.Table, topology: Topolo
 _SHARE = r"Duplicate GPU detected : rank (\d{1,6}) and rank (\d{1,6}) both on"
 
 
-def _all_of_one_host(roles: pd.DataFrame, same: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
+def _all_of_one_host(roles: pd.DataFrame, same: pd.DataFrame, placed: pa.Table, topology: Topology) -> tuple[int, ...]:
     """The ranks of the one host where each process says the same (or as many say it as the host has ranks) while others that speak do not."""
     hosts = set(same["host"].dropna())
     if len(hosts) != 1 or same["host"].isna().any() or not len(topology.ranks) or not (hosts & set(topology.ranks["host"].dropna())):
@@ -137,7 +137,7 @@ def _all_of_one_host(roles: pd.DataFrame, same: pd.DataFrame, topology: Topology
     others = roles.loc[roles["host"].notna() & ~roles["host"].isin(hosts), "host"]
     said = set(ranks_of(same))
     whole = said == mine if said else len(same.drop_duplicates(["file", "line"])) == len(mine)
-    return tuple(sorted(mine)) if whole and len(mine) < len(topology.ranks) and len(others) else ()
+    return tuple(sorted(mine)) if whole and len(mine) < len(topology.ranks) and (len(others) or speaking(placed) - hosts) else ()
 
 
 def _met_by_some(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, placed: pa.Table, topology: Topology) -> bool:
@@ -227,6 +227,8 @@ def _as_seen_by_the_process(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind,
     mine = mine[(mine["file"] != first["file"]) | (mine["line"] >= first["line"])]
     if len(hosts) == 1:
         mine = mine[mine["host"].isna() | mine["host"].isin(hosts)]
+    elif (mine["file"] == first["file"]).any() and same["rank"].isna().all():  # of several nodes' logs it is one of its own
+        mine = mine[mine["file"] == first["file"]]
     named = set(mine["rank"].astype(int))
     return mine.drop_duplicates("rank") if len(named) < (topology.world_size or len(named) + 1) and len(named) <= _MOST_NAMED else mine.iloc[:0]
 

@@ -25,11 +25,22 @@ _UTC_STAMP = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)"
 _UTC = rf"{_UTC_STAMP}(?:Z|(?P<offset>[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
 _CERTAIN = (  # (name, expression, share of lines from which on it belongs to the file)
     ("utc", _UTC, 0.2),  # kubectl logs --timestamps, containerd's own files
-    ("determined", rf"\[{_UTC_STAMP}Z\] (?:[0-9a-f-]+ )?\|\| (?:\[rank=(?P<ranked>\d{{1,7}})\] )?", 0.2),
+    ("determined", rf"\[{_UTC_STAMP}Z\] (?:(?P<host>[0-9a-f-]{{8,64}}) )?\|\| (?:\[rank=(?P<ranked>\d{{1,7}})\] )?", 0.2),
     ("pod", r"\[pod/(?P<pod>[^/\]\s]+)/[^\]\s]+\] ", 0.2),  # kubectl logs --prefix
-    ("mpi", r"\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\]<std(?:out|err)>: ?", 0.2),  # mpirun --tag-output
+    (  # mpirun --tag-output, with --timestamp-output; prterun --output tag-detailed
+        "mpi",
+        r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?\[(?:\d+|[^\]\s]*@\d+),(?P<task>\d+)\](?:\[(?P<host>[^\]\s:]+):\d+\])?<std(?:out|err)>: ?",
+        0.2,
+    ),
     ("sagemaker", r"\[\d+,mpirank:(?P<task>\d+),(?P<host>[^\]\s]+)\]<std(?:out|err)>: ?", 0.2),
-    ("ray", r"\((?P<actor>\w[^()]{0,80}? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\d.]+))?)\) ", 0.2),  # without an address: on the driver's own host
+    ("skypilot", r"\((?P<host>head|worker\d{1,5}), rank=\d{1,5}, pid=\d+(?:, ip=[\w.:-]+)?\) ", 0.2),  # the rank and the process are the node's
+    ("vertex", r"(?P<host>workerpool\d-\d{1,5})[ \t]+(?:INFO|ERROR|WARNING|NOTICE|DEBUG|CRITICAL|DEFAULT)[ \t]", 0.2),
+    (
+        "gcloud",  # gcloud ai custom-jobs stream-logs
+        r"[A-Z]{4,8}[ \t]+(?P<local_time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?) [+-]\d{4}[ \t]+(?P<host>workerpool\d-\d{1,5})[ \t]+",
+        0.2,
+    ),
+    ("ray", r"\((?P<actor>\w[^()]{0,80}? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?)\) ", 0.2),  # without an address: on the driver's own host
     ("syslog", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[A-Za-z0-9][A-Za-z0-9_.-]*) [\w./@-]+(?:\[\d+\])?: ", 0.5),  # journalctl
     ("ts", r"(?P<yearless>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) ", 0.6),  # moreutils
 )

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipelog.tables import frame, of_kind, table, whole_numbers
 from pipelog.tables.environment import places as places_of_environment
 from pipelog.tables.labels import hosts_of_tasks
+from pipelog.tables.nodes import with_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
-    return _block_by_block(_on_one_host(ranks.reset_index()[columns], here))
+    return _block_by_block(with_nodes(_on_one_host(ranks.reset_index()[columns], here), here))
 
 
 def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataFrame:

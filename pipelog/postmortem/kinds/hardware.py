@@ -65,13 +65,12 @@ def device_not_acquired(case: Case) -> Iterator[Advice]:
 @kind(
     "gpu-fault",
     category="unknown",
-    pattern=r"Memory access fault by GPU|HW Exception by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault)|page fault .*gpu",
+    pattern=r"Memory access fault by GPU|HW Exception by GPU|HSA_STATUS_ERROR|amdgpu.*(?:ring .* timeout|GPU fault|no-retry page fault|for process )|page fault .*gpu",
     says="had a memory access fault on a GPU",
     known=False,
     strength=Strength.SYMPTOM,
     first=15,
     missing=(
-        "which rank it was: logs by rank",
         "the kernel log of the host (`dmesg -T | grep -i amdgpu`)",
         "whether the same step fails again on other nodes",
     ),

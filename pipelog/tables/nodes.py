@@ -1,0 +1,66 @@
+"""The hosts of ranks that name none: by the local ranks of those around them, and by what clusters call their nodes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pipelog.tables import frame
+
+_NUMBERED = (
+    (re.compile(r"head"), re.compile(r"worker(\d{1,5})"), 0),  # SkyPilot
+    (re.compile(r"workerpool0-0"), re.compile(r"workerpool1-(\d{1,5})"), 1),  # Vertex AI
+    (re.compile(r"[a-z0-9][a-z0-9.-]*-master-0"), re.compile(r"[a-z0-9][a-z0-9.-]*-worker-(\d{1,5})"), 1),  # Kubeflow's PyTorchJob
+    (None, re.compile(r"[a-z0-9][a-z0-9.-]*-worker-(\d{1,5})"), 0),  # the same without a master, DLRover, MPIJob
+)
+"""The first node's name, that of the others, and what is added to the number in it."""
+
+
+def with_nodes(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
+    """The ranks with the hosts filled in that follow from those that are known; columns as they are."""
+    for fill in (_by_local_ranks, _by_numbers):
+        if len(ranks) and ranks["host"].isna().any():
+            ranks = fill(ranks, here)
+    return ranks
+
+
+def _by_local_ranks(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
+    """Of a node, whose ranks are those from local rank 0 to before the next one, the host that one of them names. Nodes have equally many ranks."""
+    rows = frame(here, ("place", "process"), ("rank", "label")).dropna().drop_duplicates()
+    rows = rows[rows["label"].str.fullmatch(r"local \d{1,5}")]
+    begins = (rows["rank"].astype("int64") - rows["label"].str.removeprefix("local ").astype("int64")).drop_duplicates().sort_values().to_numpy()
+    lengths = np.diff(np.append(begins, len(ranks)))
+    if len(begins) < 2 or begins[0] != 0 or len(set(lengths)) != 1 or lengths[0] < 1:
+        return ranks
+    return _one_a_block(ranks, int(lengths[0]))
+
+
+def _one_a_block(ranks: pd.DataFrame, length: int) -> pd.DataFrame:
+    block = pd.Series(ranks["rank"].astype("int64") // length, ranks.index)
+    named = ranks["host"].groupby(block).agg(lambda hosts: hosts.dropna().iloc[0] if len(set(hosts.dropna())) == 1 else None)
+    return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), block.map(named)))
+
+
+def _by_numbers(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
+    """Of nodes that are numbered through, each the ranks of its place: launchers fill equal nodes in that order.
+
+    Told where all the hosts that are named are such nodes, none of which is missing, and the ranks that name one are where they belong: at least
+    one of them behind the first node's, so that nodes that say nothing at all are noticed.
+    """
+    hosts = {h for h in here.column("host").unique().to_pylist() if isinstance(h, str)} | set(ranks["host"].dropna())
+    for first, others, add in _NUMBERED:
+        number = {h: int(m[1]) + add for h in hosts if (m := others.fullmatch(h))}
+        number |= {h: 0 for h in hosts if first is not None and first.fullmatch(h)}
+        if len(number) < 2 or len(number) < len(hosts) or sorted(number.values()) != list(range(len(number))) or len(ranks) % len(number):
+            continue
+        length = len(ranks) // len(number)
+        known = ranks.dropna(subset=["host"])
+        places = known["rank"].astype("int64") // length
+        if len(known) and (places == known["host"].map(number)).all() and places.max() > 0:
+            of_place = {place: host for host, place in number.items()}
+            rest = (ranks["rank"].astype("int64") // length).map(of_place)
+            return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
+    return ranks
