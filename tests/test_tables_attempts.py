@@ -9,7 +9,7 @@ import pytest
 
 from pipelog import diagnose, read
 from pipelog.events import Input
-from tests.making import Row, step, tables
+from tests.making import Row, step, tables, topology_map
 
 SECOND = 10**9
 T0 = 1_700_000_000 * SECOND
@@ -276,3 +276,15 @@ def test_ranks_that_print_the_same_steps_go_forward_each_by_itself() -> None:
     rows = [step(n, name="torchtitan", rank=rank) for rank, n in order]
     assert tables(rows)["attempts"].count == 1
     assert tables([*rows, step(21, name="torchtitan", rank=0), step(21, name="torchtitan", rank=7)])["attempts"].count == 2
+
+
+def test_what_one_agent_starts_again_has_the_shape_that_was_stated_before() -> None:
+    def shape(start: str, ranks: int) -> tuple[int | None, int | None]:
+        said = [{"kind": "error", "name": "python-exception", "rank": rank, "text": "x"} for rank in range(ranks)]
+        found = tables([*topology_map(2, 2), step(1), {"kind": "start", "name": start}, step(2), *said])
+        assert found["attempts"].count == 2
+        return found["topology"].pp, found["topology"].stage_of(3)
+
+    assert shape("restart", 4) == (2, 1)
+    assert shape("restart", 3) == (None, None), "an agent may go on with fewer"
+    assert shape("launcher", 4) == (None, None), "another command may cut the job differently"

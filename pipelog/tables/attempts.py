@@ -279,4 +279,32 @@ def here(rows: pa.Table, chosen: int, attempts: Attempts) -> pa.Table:
     """The rows that metrics speak of: those of the chosen attempt, and those that belong to no attempt."""
     if attempts.count == 1:
         return rows
-    return rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("attempt"), chosen), True))
+    mine = rows.filter(pa.compute.fill_null(pa.compute.equal(rows.column("attempt"), chosen), True))
+    return mine if attempts.jobs else _with_shape(mine, rows, chosen)
+
+
+def _with_shape(mine: pa.Table, rows: pa.Table, chosen: int) -> pa.Table:
+    """The rows of an attempt that one and the same agent (torchrun) started again, with the shape of the job as the attempt before it states it.
+
+    Only where this one states none, and where as many ranks as there were then, and no others, say something: an agent may go on with fewer.
+    """
+    started = of_kind(mine, "start").column("name").to_pylist()
+    before = rows.filter(pa.compute.less(rows.column("attempt"), chosen)) if "restart" in started and not _shape(mine).num_rows else mine.slice(0, 0)
+    shape = _shape(before)
+    if not shape.num_rows:
+        return mine
+    last = shape.filter(pa.compute.equal(shape.column("attempt"), pa.compute.max(shape.column("attempt"))))
+    named = pa.compute.equal(last.column("name").cast(pa.string()), "topology.world_size")
+    world = set(last.filter(named).column("value").to_pylist())
+    ranks = mine.column("rank").unique().drop_null().to_pylist()
+    if world != {len(ranks)} or max(ranks, default=0) + 1 != len(ranks):
+        return mine
+    place = last.schema.get_field_index("attempt")
+    again = pa.array([chosen] * last.num_rows, last.schema.field(place).type)
+    return pa.concat_tables([mine, last.set_column(place, last.schema.field(place), again)], promote_options="permissive")
+
+
+def _shape(rows: pa.Table) -> pa.Table:
+    """What is stated of the shape of the job: its facts, and a map of all ranks."""
+    found = of_kind(rows, "fact", "place")
+    return found.filter(pa.compute.match_substring_regex(found.column("name").cast(pa.string()), r"^topology(?:\.|$)|^args\.\w*parallel_size$"))
