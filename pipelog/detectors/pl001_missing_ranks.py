@@ -1,7 +1,8 @@
 """PL001 missing-ranks: the folder lacks ranks that the run had.
 
 What it does: compares the ranks that have a file of their own (a log named after its rank, a trace) with the world size, and the nodes
-whose launcher wrote into the folder with the number of nodes; and the ranks that came to the store-based barrier at the start.
+whose launcher wrote into the folder with the number of nodes; the ranks that came to the store-based barrier at the start; and the ranks
+that say where they run with those of which there is any line.
 Why it matters: the rank that began a failure, or the slowest one, may be the one whose file is not there.
 What to do: collect the missing files before you conclude anything about other ranks.
 When it is wrong: one merged log of all ranks is whole, whatever else lies beside it; recording a trace on some ranks only is common
@@ -25,7 +26,7 @@ from pipelog.tables.topology import Topology
 
 @detector("PL001", "missing-ranks", needs=("inputs", "topology", "facts", "placed"))
 def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame, placed: pa.Table) -> Iterator[Finding]:
-    """One finding for logs, one for traces, one for nodes."""
+    """One finding for logs, one for traces, one for nodes, one for those who say where they run."""
     world = topology.world_size
     if not world:
         raise CannotTell("the world size is not known")
@@ -46,8 +47,41 @@ def missing_ranks(inputs: list[Input], topology: Topology, facts: pd.DataFrame, 
                 tuple(Evidence(path) for path in list(have.values())[:2]),
                 (Advice(f"add the {what}s of these ranks to the folder"),),
             )
-    yield from _nodes(facts, topology, placed)
-    yield from _barrier(placed, world)
+    told = [*_nodes(facts, topology, placed), *_barrier(placed, world)]
+    yield from told
+    if not told and not logs:
+        yield from _silent(placed, world)
+
+
+def _silent(placed: pa.Table, world: int) -> Iterator[Finding]:
+    """Ranks of which no line was read, where all those of some hosts, equally many on each, say at the start where they run."""
+    rows = frame(placed, ("place",), ("name", "rank", "host", "file", "line"))
+    own = rows[(rows["name"] == "introduced") & rows["rank"].notna() & rows["host"].notna()].drop_duplicates("rank")
+    many = own["host"].value_counts()
+    missing = sorted(set(range(world)) - set(own["rank"].astype(int)))
+    if (
+        not missing
+        or not len(own)
+        or len(set(many)) != 1
+        or int(many.iloc[0]) < _FEWEST
+        or world % int(many.iloc[0])
+        or not _spoke(placed).isdisjoint(missing)
+    ):
+        return
+    yield Finding(
+        "PL001",
+        "missing-ranks",
+        f"The ranks of {listed(sorted(many.index))} say where they run; of the other {count(len(missing), 'rank')} ({listed(missing)}) no line is in the files",
+        Severity.WARNING,
+        Confidence.MEDIUM,
+        Where(ranks=tuple(missing) if len(missing) <= 64 else ()),
+        cite(own.iloc[[0, -1]]),
+        (Advice("add the logs of the other nodes to the folder"),),
+    )
+
+
+_FEWEST = 2
+"""Ranks of a host that all say where they run: one a host may be the only one that does."""
 
 
 def _barrier(placed: pa.Table, world: int) -> Iterator[Finding]:
