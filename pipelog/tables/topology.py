@@ -124,6 +124,7 @@ def topology(here: pa.Table, facts: pd.DataFrame) -> Topology:
     else:
         _from_places(shape, places, absent=1)
     _from_own_words(shape, places)
+    _from_grid_words(shape, facts, here)
     stage_of = _from_messages(here) if shape.pp is None else {}
     _take_stages(shape, stage_of)
     _complete(shape, here)
@@ -164,6 +165,28 @@ def _from_own_words(shape: Topology, places: pd.DataFrame) -> None:
             shape.said[quantity] = Said(
                 getattr(shape, quantity), row["file"], None if pd.isna(row["line"]) else int(row["line"]), "words of each rank"
             )
+
+
+def _from_grid_words(shape: Topology, facts: pd.DataFrame, here: pa.Table) -> None:
+    """The shape from a row of all axes, whose product is the number of ranks: that of a rank's place in the grid is less."""
+    words = facts[facts["name"] == "grid.words"]
+    if shape.pp is not None or not len(words):
+        return
+    ranks = here.column("rank").unique().drop_null().to_pylist()
+    world = shape.world_size or (len(ranks) if ranks and max(ranks) + 1 == len(ranks) else None)
+    sizes = [[int(n) for n in str(text).split()] for text in words["text"]]  # pp, dp, tp, cp
+    good = [n for n, size in enumerate(sizes) if world and np.prod(size) == world]
+    told = [sizes[n] for n in good] if shape.world_size else sizes  # ranks that are seen need not be all
+    if not good or len({tuple(size) for size in told}) > 1:
+        return
+    row, (pp, dp, tp, cp) = words.iloc[good[0]], sizes[good[0]]
+    stated = {"pp": pp, "dp": dp, "tp": tp}
+    if any(getattr(shape, quantity) not in (None, size) for quantity, size in stated.items()):
+        return
+    shape.cp = cp
+    for quantity, size in stated.items():
+        setattr(shape, quantity, size)
+        shape.said.setdefault(quantity, Said(size, row["file"], None if pd.isna(row["line"]) else int(row["line"]), "sizes of the grid in one row"))
 
 
 _GROUPS = {"PIPELINE_MODEL_PARALLEL_GROUP": "stage", "DATA_PARALLEL_GROUP": "replica", "TENSOR_MODEL_PARALLEL_GROUP": "tensor"}
