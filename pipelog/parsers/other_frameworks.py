@@ -56,11 +56,11 @@ def verl_done(found: Records) -> Iterator[Rows]:
     "ray-job",
     mark="Job '",
     head=r"^(?:[\d-]+ [\d:,]+\s+\w+ cli\.py:\d+ -- )?$",
-    pattern=r"^(?P<words>Job '[^']{1,200}' (?:succeeded|was (?P<stopped>stopped)))\s*$",
+    pattern=r"^(?P<words>Job '[^']{1,200}' (?:succeeded|(?P<failed>failed)|was (?P<stopped>stopped)))\s*$",
 )
 def ray_job(found: Records) -> Iterator[Rows]:
-    """Give how Ray's client says that the job it followed ended; one that failed has said why itself."""
-    name = pc.if_else(found.has("stopped"), "batch-cancelled", "script-done")
+    """Give how Ray's client says that the job it followed ended."""
+    name = pc.if_else(found.has("stopped"), "batch-cancelled", pc.if_else(found.has("failed"), "child-failed", "script-done"))
     yield found.rows("end", name, text=found["words"])
 
 
