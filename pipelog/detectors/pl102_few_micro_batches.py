@@ -31,6 +31,8 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
     if topology.pp == 1:
         raise CannotTell("one stage: no pipeline")
     m = config.micro_batches
+    if m is not None and config.virtual_stages is None and "schedule" in config.said:
+        raise CannotTell(f"what the schedule {config.schedule} needs for fill and drain no closed form gives")
     if bubble.ideal is None or m is None:
         raise CannotTell("the number of micro-batches is not known: ds_config.json or the line 'CONFIG: micro_batches=…' would tell")
     if bubble.ideal <= limit:
