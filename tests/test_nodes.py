@@ -126,3 +126,54 @@ def test_the_kernel_names_the_process_of_a_page_fault() -> None:
     death = verdict({"run.log": [*ready, *fault], "dmesg.txt": [*kernel, *process]})
     assert (death.kind, death.known, death.ranks) == ("gpu-fault", False, (3,))
     assert verdict({"run.log": [*ready, *fault], "dmesg.txt": kernel}).ranks == ()
+
+
+def test_the_node_that_did_not_come_to_the_store_is_the_one_whose_log_says_nothing() -> None:
+    late = traceback("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 2/3 clients joined.")
+    reset = traceback("torch.distributed.DistNetworkError: Connection reset by peer")
+    begun = "[2024-07-01 12:00:04,110] [INFO] [real_accelerator.py:203:get_accelerator] Setting ds_accelerator to cuda (auto detect)"
+
+    def death(stem: str, third: list[str]) -> Any:
+        return verdict({f"{stem}1.out": [begun, *late], f"{stem}2.out": [begun, *reset], f"{stem}3.out": [begun, *third]})
+
+    assert (death("trn-lab-", []).category, death("trn-lab-", []).hosts) == ("launch", ("trn-lab-3",))
+    assert "2 of 3" in death("trn-lab-", []).title
+    assert death("trn-lab-", reset).hosts == ()  # two of three came, and all say that they were there
+    assert death("rank", []).hosts == ()
+
+
+def test_colossalais_launcher_names_the_host_that_it_did_not_reach() -> None:
+    failed = "Error: failed to run torchrun --nproc_per_node=8 train.py on gpu-{}, is localhost: False, exception: {}"
+    late = traceback("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+    ran = [failed.format(40, "Encountered a bad command exit code!")]
+    death = verdict({"launch.out": [failed.format(48, "No authentication methods available"), *late, *ran]})
+    assert (death.category, death.hosts, death.evidence[0].line) == ("launch", ("gpu-48",), 1)
+    assert verdict({"launch.out": [*late, *ran]}).hosts == ()
+
+
+def test_an_evicted_pod_takes_its_ranks_along() -> None:
+    def pod(n: int, *lines: str) -> list[str]:
+        return [f"Name:             pp-worker-{n}", f"Node:             gke-pool-{'abcd'[n]}/10.128.0.{n}", *lines, ""]
+
+    message = "Pod ephemeral local storage usage exceeds the total limit of containers 500Gi."
+    left = ["    State:          Terminated", "      Reason:       Error", "      Exit Code:    1"]
+    gone = [
+        "Status:           Failed",
+        "Reason:           Evicted",
+        f"Message:          {message} ",
+        "Events:",
+        f"  Warning  Evicted  109s  kubelet  {message}",
+    ]
+    described = [line for n in range(4) for line in pod(n, *(gone if n == 3 else left))]
+    logs = {f"pods/pp-worker-{n}.log": [*([TOPOLOGY] if n == 0 else []), *([lost(2 * n)] if n in (0, 2) else ["loading"])] for n in range(4)}
+    death = verdict({"describe.txt": described, **logs})
+    assert (death.category, death.ranks, death.stages, death.hosts) == ("storage", (6, 7), (1,), ("gke-pool-d",))
+    near = [line.replace("ephemeral local storage usage exceeds", "memory usage is near") for line in described]
+    assert verdict({"describe.txt": near, **logs}).category != "storage"
+
+
+def test_dlrovers_agent_says_which_node_it_is() -> None:
+    join = "[2023-11-08 08:39:38,000] [INFO] [training.py:213:next_rendezvous] The node job-worker-{} attempts to join the next round of the rendezvous 'network-check' with timeout 600."
+    fault = ["[2023-11-08 08:39:38,000] [ERROR] [run_network_check.py:96:main] CUDA error: uncorrectable NVLink error detected during the execution"]
+    death = verdict({f"job-worker-{n}.log": [join.format(n), *(fault if n == 1 else [])] for n in range(3)})
+    assert (death.category, death.hosts) == ("hardware.gpu", ("job-worker-1",))

@@ -172,10 +172,23 @@ def k8s_reason(found: Records) -> Iterator[Rows]:
 
 
 # The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was using 210Gi, request is 200Gi
-@records("kubernetes-evicted", mark="The node was low on resource: ", pattern=r"^(?P<words>The node was low on resource: \S.*?)\s*$")
+# Pod ephemeral local storage usage exceeds the total limit of containers 500Gi.
+# Container trainer exceeded its local ephemeral storage limit "100Gi".
+@records(
+    "kubernetes-evicted",
+    mark=(
+        "The node was low on resource: ",
+        "Pod ephemeral local storage usage exceeds the total limit",
+        " exceeded its local ephemeral storage limit ",
+    ),
+    pattern=(
+        r"^(?P<words>The node was low on resource: \S.*?|Pod ephemeral local storage usage exceeds the total limit of containers \S+"
+        r"| exceeded its local ephemeral storage limit \S+)\s*$"
+    ),
+)
 def k8s_evicted(found: Records) -> Iterator[Rows]:
     """Give an eviction with the resource that was short: memory, ephemeral-storage, inodes."""
-    yield found.rows("end", "k8s-evicted", text=found["words"])
+    yield found.rows("end", "k8s-evicted", text=pc.utf8_trim_whitespace(found["words"]))
 
 
 # Pod was active on the node longer than the specified deadline

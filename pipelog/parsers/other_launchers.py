@@ -79,3 +79,27 @@ def worker(found: Records) -> Iterator[Rows]:
 def memory_monitor(found: Records) -> Iterator[Rows]:
     """Give the process that Ray killed because its node ran low on memory."""
     yield found.rows("error", "ray-killed", value=found.float("pid"), host=found["ip"], text=found["line"])
+
+
+# Error: failed to run torchrun --nproc_per_node=8 --nnodes=4 train.py on node7, is localhost: False, exception: No authentication methods available
+@lines(
+    "colossalai-unreached",
+    mark=", is localhost: ",
+    pattern=r"^Error: failed to run .* on (?P<host>\S+), is localhost: (?:True|False), exception: (?P<why>\S.*?)\s*$",
+)
+def unreached(found: Records) -> Iterator[Rows]:
+    """Give a host on which ColossalAI's launcher could not run its command; one that ran and failed is none."""
+    found = found.where(pc.invert(pc.starts_with(found.groups["why"], "Encountered a bad command exit code")))
+    yield found.rows("error", "ssh", host=found["host"], text=found["line"])
+
+
+# [2023-11-08 08:39:38,000] [INFO] [training.py:213:next_rendezvous] The node job-worker-4 attempts to join the next round of the rendezvous 'network-check' with timeout 600.
+@records(
+    "dlrover-node",
+    mark=" attempts to join the next round of the rendezvous ",
+    head=r"The node (?P<node>[A-Za-z][\w.-]*)$",
+    pattern=r"^ attempts to join the next round",
+)
+def node(found: Records) -> Iterator[Rows]:
+    """Give the name of the node (host) whose agent speaks."""
+    yield found.rows("process", "node-agent", host=found["node"])

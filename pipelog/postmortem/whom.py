@@ -13,7 +13,7 @@ from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang, silent_targets
 from pipelog.postmortem.kinds import Kind, Role, Strength
 from pipelog.postmortem.neighbours import neighbour
-from pipelog.postmortem.nodes import ranks_of_node, speaking
+from pipelog.postmortem.nodes import not_joined, ranks_of_node, speaking
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -87,6 +87,8 @@ def whom_of(
         unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
         hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]
         why = why or (f"on {listed(hosts)} nothing was started" if hosts else "")
+        if not hosts:
+            hosts, why = not_joined(same, placed)
     if not ranks and not job:
         ranks, hosts = _by_exit(roles[~roles["host"].isin(_others(placed, same))], hosts, len(same))
         hosts = hosts or hosts_of(ranks, same.iloc[:0], topology)

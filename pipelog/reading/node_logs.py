@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -94,7 +96,7 @@ _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
 def _of_pods(table: pa.Table) -> pa.Table:
-    """The host of what a description of one pod, or its events, say of its end or of its containers: the node on which it was placed."""
+    """The host of what descriptions of pods, or events of one, say of its end or of its containers: the node on which it was placed."""
     nodes = table.filter(_named(table.column("name"), pc.equal, "pod.node")).select(["file", "text"]).to_pylist()
     if not nodes:
         return table
@@ -102,7 +104,40 @@ def _of_pods(table: pa.Table) -> pa.Table:
     for row in nodes:
         of.setdefault(row["file"], set()).add(row["text"])
     mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "k8s-", "container"))
-    return _filled(table, mine, {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1})
+    table = _filled(table, mine, {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1})
+    for pod in pods(table):
+        if pod.node is not None and len(of[pod.file]) > 1:
+            here = pc.and_(pc.equal(table.column("file").cast(pa.string()), pod.file), pc.greater_equal(table.column("line"), pod.first))
+            table = _filled(table, pc.and_(mine, pc.and_(here, pc.less(table.column("line"), pod.end))), {pod.file: pod.node})
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that is described in a file, from line *first* up to before *end*, and the one node on which it was placed, null where none or several are named."""
+
+    name: str
+    node: str | None
+    file: str
+    first: int
+    end: int
+
+
+def pods(table: pa.Table) -> list[Pod]:
+    """The pods that `kubectl describe` describes in the files."""
+    rows = table.filter(_named(table.column("name"), pc.equal, "pod.name", "pod.node")).select(["name", "file", "line", "text"]).to_pylist()
+    rows.sort(key=lambda row: (row["file"], row["line"]))
+    named = [row for row in rows if row["name"] == "pod.name"]
+    out = []
+    for row, after in itertools.zip_longest(named, named[1:]):
+        end = after["line"] if after is not None and after["file"] == row["file"] else _NO_END
+        nodes = {r["text"] for r in rows if r["name"] == "pod.node" and r["file"] == row["file"] and row["line"] <= r["line"] < end}
+        out.append(Pod(row["text"], nodes.pop() if len(nodes) == 1 else None, row["file"], row["line"], end))
+    return out[:_MOST_PODS]
+
+
+_NO_END = 1 << 62
+_MOST_PODS = 1 << 10
 
 
 def _form(name: str) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.events import WORD
+from pipelog.reading.node_logs import pods
 
 _SPOKEN = ("error", "end", "process", "stack", "place", "device")
 _OF_ALL = frozenset({"topology", "rank-line", "megatron-parameters", "launcher"})
@@ -36,7 +37,7 @@ def with_own_hosts(table: pa.Table) -> pa.Table:
         return table
     rows = _distinct(table.filter(wanted), ("kind", "name", "file", "host", "rank", "label"))
     numbers = _distinct(table.filter(pc.equal(table.column("name").cast(pa.string()), "launch.node_rank")), ("file", "value"))
-    found = _of_processes(rows) | _by_name(rows, files) | _by_number(rows, numbers)
+    found = _of_processes(rows) | _by_pod(table, files) | _by_name(rows, files) | _by_number(rows, numbers)
     found = {file: host for file, host in found.items() if host not in _NAMELESS}
     if not found:
         return table
@@ -95,6 +96,16 @@ def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
             del found[str(file)]
     # one of several logs, or a table of one host's devices
     return found if len(set(found.values())) > 1 else {file: found[file] for file in found.keys() & set(rows.loc[rows["kind"] == "device", "file"])}
+
+
+def _by_pod(table: pa.Table, files: list[str]) -> dict[str, str]:
+    """File → node of the pod whose name is the end of the log's name, where several pods are described."""
+    nodes = {pod.name: pod.node for pod in pods(table) if pod.node is not None}
+    if len(set(nodes.values())) < 2:
+        return {}
+    word = re.compile(r"(?<![A-Za-z0-9.-])(?:\w+-)??(" + "|".join(re.escape(name) for name in sorted(nodes, key=len, reverse=True)) + ")")
+    stems = {file: _SUFFIX.sub("", PurePosixPath(file).name) for file in files}
+    return {file: nodes[match[1]] for file, stem in stems.items() if (match := word.fullmatch(stem))}
 
 
 def _of_processes(rows: pd.DataFrame) -> dict[str, str]:

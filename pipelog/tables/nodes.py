@@ -47,20 +47,35 @@ def _one_a_block(ranks: pd.DataFrame, length: int) -> pd.DataFrame:
 def _by_numbers(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
     """Of nodes that are numbered through, each the ranks of its place: launchers fill equal nodes in that order.
 
-    Told where all the hosts that are named are such nodes, none of which is missing, and the ranks that name one are where they belong: at least
-    one of them behind the first node's, so that nodes that say nothing at all are noticed.
+    Told where all the hosts that are named are such nodes (or the nodes of pods that are), none of which is missing, and the ranks that name one are
+    where they belong: at least one of them behind the first node's, so that nodes that say nothing at all are noticed.
     """
     hosts = {h for h in here.column("host").unique().to_pylist() if isinstance(h, str)} | set(ranks["host"].dropna())
-    for first, others, add in _NUMBERED:
-        number = {h: int(m[1]) + add for h in hosts if (m := others.fullmatch(h))}
-        number |= {h: 0 for h in hosts if first is not None and first.fullmatch(h)}
-        if len(number) < 2 or len(number) < len(hosts) or sorted(number.values()) != list(range(len(number))) or len(ranks) % len(number):
+    for names in ({h: h for h in hosts}, _pods(here)):
+        if len(names) < 2 or not hosts <= names.keys():
             continue
-        length = len(ranks) // len(number)
-        known = ranks.dropna(subset=["host"])
-        places = known["rank"].astype("int64") // length
-        if len(known) and (places == known["host"].map(number)).all() and places.max() > 0:
-            of_place = {place: host for host, place in number.items()}
-            rest = (ranks["rank"].astype("int64") // length).map(of_place)
-            return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
+        for first, others, add in _NUMBERED:
+            number = {h: int(m[1]) + add for h, name in names.items() if (m := others.fullmatch(name))}
+            number |= {h: 0 for h, name in names.items() if first is not None and first.fullmatch(name)}
+            if len(number) == len(names) and sorted(number.values()) == list(range(len(number))) and len(ranks) % len(number) == 0:
+                return _numbered(ranks, number)
     return ranks
+
+
+def _pods(here: pa.Table) -> dict[str, str]:
+    """Node → the one pod of the job that was placed on it, as descriptions of pods say."""
+    facts = frame(here, ("fact",), ("name", "text", "file", "line"))
+    facts = facts[facts["name"].isin(["pod.name", "pod.node"])].sort_values(["file", "line"], kind="stable")
+    pod = facts["text"].where(facts["name"] == "pod.name").groupby(facts["file"]).ffill()
+    pairs = pd.DataFrame({"pod": pod, "node": facts["text"]})[facts["name"] == "pod.node"].dropna().drop_duplicates()
+    return {} if pairs["pod"].duplicated().any() or pairs["node"].duplicated().any() else dict(zip(pairs["node"], pairs["pod"], strict=True))
+
+
+def _numbered(ranks: pd.DataFrame, number: dict[str, int]) -> pd.DataFrame:
+    length = len(ranks) // len(number)
+    known = ranks.dropna(subset=["host"])
+    places = known["rank"].astype("int64") // length
+    if not len(known) or (places != known["host"].map(number)).any() or places.max() == 0:
+        return ranks
+    rest = (ranks["rank"].astype("int64") // length).map({place: host for host, place in number.items()})
+    return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))

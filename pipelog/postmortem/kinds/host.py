@@ -15,7 +15,7 @@ _PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "sl
 @kind(
     "disk-full",
     category="storage",
-    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC|low on resource: ephemeral-storage|DiskPressure",
+    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC|low on resource: ephemeral-storage|DiskPressure|ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit",
     says="found the disk full",
     first=10,
 )
@@ -120,7 +120,7 @@ def store_barrier(case: Case) -> Iterator[Advice]:
     pattern=r"(?i)hostfile is (?:empty|not formatted)|not found in hostfile|no GPU resources available|launcher '\w+' not installed|command not found|can't open file|Host key verification failed"
     r"|Permission denied \(publickey|Could not resolve hostname|ssh: connect to host|ORTE was unable|unable to reliably start|No such file or directory: '(?:numactl|ssh|pdsh|mpirun|srun|ninja)'"
     r"|(?:kex|ssh)_exchange_identification|exec format error|container (?:creation|start) failed|No such container|OCI runtime|ImagePullBackOff|ErrImagePull|Error response from daemon"
-    r"|not reachable via ssh|Command 'ssh .*returned non-zero|(?:Task|Application) launch (?:for StepId=\S+ )?failed|Unable to (?:create step|confirm allocation)|could not open image",
+    r"|not reachable via ssh|Command 'ssh .*returned non-zero|(?:Task|Application) launch (?:for StepId=\S+ )?failed|Unable to (?:create step|confirm allocation)|could not open image|failed to run .*, is localhost: ",
     says="could not be launched ({matched})",
     job=True,
     first=23,
