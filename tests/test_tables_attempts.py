@@ -288,3 +288,36 @@ def test_what_one_agent_starts_again_has_the_shape_that_was_stated_before() -> N
     assert shape("restart", 4) == (2, 1)
     assert shape("restart", 3) == (None, None), "an agent may go on with fewer"
     assert shape("launcher", 4) == (None, None), "another command may cut the job differently"
+
+
+def test_the_start_up_before_a_step_that_goes_back_belongs_to_the_new_attempt() -> None:
+    """A job that a scheduler puts into its queue again writes into the same file, without a launcher's line."""
+    said = [
+        at(930, kind="comm_init", name="cdb"),
+        at(931, kind="fact", name="backend", text="nccl"),
+        at(931, kind="checkpoint", name="loading", step=10),
+    ]
+    cancelled = at(30, kind="end", name="slurm-requeue")
+    made = tables([start("engine"), at(0, **step(10)), at(20, **step(20)), cancelled, *said, at(940, **step(12)), at(960, **step(22))])
+    assert pieces(made) == [("train.log", 0, 5, 0), ("train.log", 5, None, 1)]
+    assert attempts_of(made, "comm_init") == [1]
+    segments = made["attempts"].segments
+    assert list((segments["end_ns"] - segments["begin_ns"]) / SECOND) == [30, 30]
+
+
+def test_what_is_said_before_a_launcher_s_line_stays_with_the_attempt_before() -> None:
+    """A fact that a step line does not follow is not the start-up of what a launcher begins."""
+    made = tables([start(), step(10), step(20), {"kind": "fact", "name": "version.torch", "text": "2.4.0"}, start(), step(10)])
+    assert pieces(made) == [("train.log", 0, 5, 0), ("train.log", 5, None, 1)]
+
+
+def test_a_word_about_memory_before_a_step_that_goes_back_is_no_start_up() -> None:
+    made = tables([start(), step(10), step(20), {"kind": "fact", "name": "theory.parameters", "value": 1e9}, step(12)])
+    assert pieces(made)[1][1] == 5
+
+
+def test_both_lines_of_the_step_that_goes_back_belong_to_the_new_attempt() -> None:
+    """`step=12, skipped=0, …` stands above `steps: 12 loss: …`."""
+    progress = [{"kind": "progress", "name": "deepspeed", "step": n} for n in (10, 20, 12)]
+    made = tables([start(), progress[0], step(10), progress[1], step(20), progress[2], step(12)])
+    assert pieces(made) == [("train.log", 0, 6, 0), ("train.log", 6, None, 1)]

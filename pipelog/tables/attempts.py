@@ -19,6 +19,10 @@ _OF_SSH = 255
 _ACTIVITY = ("step", "progress", "iteration", "end", "error")
 _DEADLY = frozenset({"python-exception", "cpp-terminate", "nccl-watchdog", "gpu-fault", "fatal-python"})
 """Errors that are a sign that something ran and broke: warnings and words are not."""
+_LAUNCHED = frozenset({*_STRONG, "shell", "node"})
+_SETTING_UP = ("start", "comm_init", "place", "stage", "fact", "checkpoint")
+_SET_UP = re.compile(r"^(?:accelerator|backend|version|topology|config|args|resume)(?:\.|$)")
+_LOADED = frozenset({"loading", "loaded", "missing"})
 _STAMP_IN_NAME = re.compile(r"(?:^|/)(\d{14})_rank\d+\.log$")
 _ATTEMPT_IN_NAME = re.compile(r"(?:^|/)attempt_(\d+)/")
 STREAM = re.compile(r"(?:std)?(?:out|err)(?:or|put)?(?=[._-]|\d*$)|(?<=\.)[oe](?=\d+$)")
@@ -50,12 +54,15 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     """
     logs = [i.path for i in inputs if i.kind == "log"]
     rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "file", "line", "start_ns"))
+    worked = rows.loc[rows["kind"] != "start", ["kind", "step", "file", "line"]]
     rows = rows[(rows["kind"] != "error") | rows["name"].isin(_DEADLY)].sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
     times = times_by_file(events)
     pieces = []
     for path in logs:
         cuts = [0, *(_cuts(by_file[path]) if path in by_file else [])]
+        if len(cuts) > 1:
+            cuts[1:] = _set_up_before(cuts[1:], worked[worked["file"] == path], by_file[path], events, path)
         for first, last in zip(cuts, [*cuts[1:], None], strict=True):
             begin, end = _span(times.get(path), first, last)
             if begin is None and (match := _STAMP_IN_NAME.search(path)):
@@ -101,6 +108,33 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
                 last_step = {}
             last_step[name] = int(step)
     return cuts
+
+
+def _set_up_before(cuts: list[int], worked: pd.DataFrame, rows: pd.DataFrame, events: pa.Table, path: str) -> list[int]:
+    """The cuts, moved up to the first line of the start-up that each follows: what the processes say of themselves after the last sign of work.
+
+    The word of a launcher that begins the attempt is its first line already; what is said above it may be the end of the one before.
+    """
+    setting_up = frame(events.filter(pa.compute.equal(events.column("file").cast(pa.string()), path)), _SETTING_UP, ("kind", "name", "line"))
+    kind, name = setting_up["kind"], setting_up["name"].astype(str)
+    said = ~kind.isin(["fact", "checkpoint"]) | ((kind == "fact") & name.str.match(_SET_UP)) | ((kind == "checkpoint") & name.isin(_LOADED))
+    lines = np.sort(setting_up.loc[said, "line"].to_numpy())
+    launched = set(rows.loc[(rows["kind"] == "start") & rows["name"].isin(_LAUNCHED), "line"])
+    return [cut if cut in launched else _begun_above(cut, worked[worked["line"] < cut].sort_values("line"), lines) for cut in cuts]
+
+
+def _begun_above(cut: int, before: pd.DataFrame, lines: np.ndarray) -> int:
+    """The first line above a cut that is none of the attempt before. lines: what processes say of themselves while they start.
+
+    DeepSpeed prints a step twice, `step=205, skipped=0, …` and `steps: 205 loss: …`: the first of the two has gone back, too.
+    """
+    reached = before.loc[before["kind"] == "step", "step"].max()
+    for kind, step, line in zip(*(before[c].to_numpy()[::-1] for c in ("kind", "step", "line")), strict=True):
+        if kind not in ("progress", "iteration") or pd.isna(step) or not step < reached:
+            since = lines[(lines < cut) & (lines > line)]
+            return int(since[0]) if len(since) else cut
+        cut = int(line)
+    return cut
 
 
 def _by_printer(rows: pd.DataFrame) -> pd.DataFrame:
