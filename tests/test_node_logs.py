@@ -109,8 +109,15 @@ def test_the_end_of_a_pod_is_on_its_node(tmp_path: Path) -> None:
     assert failure["hosts"] == ["node7"]
 
 
-def test_of_two_pods_in_one_description_the_node_is_not_told(tmp_path: Path) -> None:
-    (tmp_path / "describe.txt").write_text(POD.format("node7/10.0.0.7") + POD.format("node8/10.0.0.8"))
+def test_of_two_pods_in_one_description_each_is_on_its_node(tmp_path: Path) -> None:
+    well = POD.format("node8/10.0.0.8").replace("OOMKilled", "Completed").replace("137", "0")
+    (tmp_path / "describe.txt").write_text(POD.format("node7/10.0.0.7") + well)
     failure = diagnose(read(tmp_path)).failure
     assert failure is not None
-    assert failure["hosts"] == []
+    assert failure["hosts"] == ["node7"]
+    (tmp_path / "describe.txt").write_text(
+        POD.format("node7/10.0.0.7").removeprefix("Name:             trainer-0\n") + "Node:             node8/10.0.0.8\n"
+    )
+    failure = diagnose(read(tmp_path)).failure
+    assert failure is not None
+    assert failure["hosts"] == []  # without the pods' names nothing parts them
