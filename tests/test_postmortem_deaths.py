@@ -95,7 +95,7 @@ def test_the_deadline_of_a_job_of_kubernetes_is_said_and_is_no_limit_of_slurm() 
 
 def test_of_two_deadlines_none_is_said_and_slurm_has_none() -> None:
     assert verdict([active(1800), active(7200), step(1), step(2), *DEADLINE]).title == "The job reached its time limit"
-    assert [a.action for a in verdict([step(1), step(2), LIMIT]).advice if "Slurm" in a.action]
+    assert [a.action for a in verdict([step(1), step(2), LIMIT]).advice if "sbatch --signal" in a.action]
 
 
 @pytest.mark.parametrize(

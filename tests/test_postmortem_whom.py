@@ -242,7 +242,7 @@ TAKEN = "2m11s       Normal    Preempted   pod/pretrain-worker-2      Preempted 
 def test_the_node_that_was_taken(tmp_path: Path) -> None:
     found = logs(tmp_path / "job", {"train.log": [TOPOLOGY, STEP], "events.txt": [TAKEN]})
     assert (found["category"], found["hosts"]) == ("scheduler.preempted", ["gke-pool-k2xd"])
-    assert found["title"] == "The job was preempted (gke-pool-k2xd was taken from it)"
+    assert found["title"] == "The job was preempted (pod pretrain-worker-2 was taken from it, on gke-pool-k2xd)"
 
 
 IN_RECV = ("/job/t.py:9 main", "/venv/deepspeed/runtime/pipe/engine.py:1100 _exec_recv_grads")

@@ -40,8 +40,9 @@ def untrustworthy_figure(
     """One finding a figure."""
     if not len(scalars) and not len(steps.rows):
         raise CannotTell("no loss, norm, scale or step time was printed")
-    yield from _frozen(scalars, int(lines))
-    yield from _still(scalars, tables, int(lines), int(alone))
+    engine = config.deepspeed is not None or bool(len(series(scalars, "skipped_steps")))
+    yield from _frozen(scalars, int(lines), engine=engine)
+    yield from _still(scalars, tables, int(lines), int(alone), engine=engine)
     yield from _timer_lines(placed)
     yield from _counters(scalars, placed)
     yield from _iter_time(steps)
@@ -57,7 +58,7 @@ def _figure(
     return Finding("PL003", "untrustworthy-figure", title, severity, confidence, where, cite(rows), (Advice(instead),))
 
 
-def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
+def _frozen(scalars: pd.DataFrame, lines: int, *, engine: bool) -> Iterator[Finding]:
     """Values that no training has."""
     scale = series(scalars, "loss_scale")
     negative = scale[scale["value"] < 0]
@@ -73,12 +74,15 @@ def _frozen(scalars: pd.DataFrame, lines: int) -> Iterator[Finding]:
         yield _figure(
             f"the gradient norm reads 0 on {count(len(zero), 'line')}: the engine does not fill it in",
             zero,
-            "compute the norm in the training script, or use an engine that reports it (engine.get_global_grad_norm())",
+            f"compute the norm in the training script{', or read it from the engine (engine.get_global_grad_norm())' if engine else ''}",
         )
 
 
-def _still(scalars: pd.DataFrame, tables: Tables, lines: int, alone: int) -> Iterator[Finding]:
-    """A gradient norm that stands still while the loss moves. Two or three equal values are chance, unless steps were skipped meanwhile."""
+def _still(scalars: pd.DataFrame, tables: Tables, lines: int, alone: int, *, engine: bool) -> Iterator[Finding]:
+    """A gradient norm that stands still while the loss moves. Two or three equal values are chance, unless steps were skipped meanwhile.
+
+    That a norm is not filled in is known of DeepSpeed's engine alone (engine); of others it is worth a look, and no more.
+    """
     norm, loss = series(scalars, "grad_norm"), series(scalars, "loss")
     tail = _same_tail(norm)
     clip = {s.value for s in said(tables["facts"], ("config.gradient_clipping", "args.clip_grad"))}
@@ -92,10 +96,17 @@ def _still(scalars: pd.DataFrame, tables: Tables, lines: int, alone: int) -> Ite
     if not counted and len(tail) < alone:
         return
     why = ": it is not updated when steps are skipped" if counted else ""
+    known = counted or engine
     yield _figure(
         f"the gradient norm stands at {figure(tail['value'].iloc[0])} on the last {len(tail)} lines while the loss moves{why}",
         tail,
-        "compare with the counter of skipped steps" if counted else "read the norm from the engine (engine.get_global_grad_norm())",
+        "compare with the counter of skipped steps"
+        if counted
+        else "read the norm from the engine (engine.get_global_grad_norm())"
+        if engine
+        else "compare with a norm that the training script computes itself before the optimizer's step",
+        severity=Severity.WARNING if known else Severity.INFO,
+        confidence=Confidence.HIGH if known else Confidence.MEDIUM,
     )
 
 
@@ -127,7 +138,7 @@ def _counters(scalars: pd.DataFrame, placed: pa.Table) -> Iterator[Finding]:
     if len(skipped) > 1 and len(interval) and interval["value"].sum() == 0:
         total = float(skipped["value"].max() - skipped["value"].min())
         if total > 0:
-            last = skipped.loc[[skipped["value"].idxmax()]]
+            last = skipped[skipped["value"] == skipped["value"].max()].tail(1)  # where the counter stands at its end
             share = f", {percent(float(skipped['value'].max()) / float(last['step'].iloc[0]))} of the steps" if last["step"].iloc[0] else ""
             both = pd.concat([last, interval.tail(1)])
             yield _figure(

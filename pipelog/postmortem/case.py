@@ -57,3 +57,12 @@ class Case:
         """A path that the line names."""
         found = re.search(r"(?<![\w.])(/[\w.@%+-]+(?:/[\w.@%+-]+)+)", self.text)
         return found.group(1) if found else None
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of that path, where its last part is a file by its ending (`.pt`, `.distcp`; no step: `ckpt-0.5`)."""
+        path = self.path
+        if path is None:
+            return None
+        above, _, last = path.rpartition("/")
+        return above if above and re.search(r"\.[A-Za-z]\w{0,11}$", last) else path

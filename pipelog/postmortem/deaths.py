@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 from pipelog._text import listed, seconds
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
+from pipelog.postmortem.hang_advice import look_at, look_first, still_missing
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import KINDS, Role, Strength
@@ -23,6 +23,7 @@ from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
 from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
+from pipelog.postmortem.schedulers import what_was_taken
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
@@ -224,7 +225,6 @@ def _verdict(
     hung = kind.category == "hang"
     begun = evaluation(placed, work, first) if hung else None
     before = (((begun.file, begun.line),) if begun is not None else ()) + (hang.evidence[:2] if hang is not None and hung else ())
-    stood = hang is not None and hung and hang.stood
     port, of_port = around_the_loss(roles, first)
     inferred = not hung and len(lines) > len(same)  # from what its neighbours say
     of_others = bool(whom.title) and kind.strength is Strength.TRANSPORT  # why it is not reached any more, its own logs tell
@@ -257,28 +257,11 @@ def _verdict(
         phase=phase_of(placed, work, first),
         evidence=(*_evidence(roles, lines, ending, before), *of_port),
         consequences=consequences_of(roles, () if hung else ranks),
-        missing=tuple(m for m in missing if not (stood and "py-spy" in m)),
-        advice=(*_look_first(hang if hung else None), *(a for a in kind.advice(case) if not (stood and "py-spy" in a.action))),
+        missing=still_missing(hang if hung else None, missing),
+        advice=tuple(look_first(hang if hung else None, kind.advice(case))),
         roles=roles,
         label=whom.label,
     )
-
-
-def _look_first(hang: Hang | None) -> Iterator[Advice]:
-    """What to look at first: at those who had ended by themselves, at those who stood in another call, at the stacks that are there."""
-    if hang is None:
-        return
-    who = f"rank{'s' if len(hang.ranks) > 1 else ''} {listed(hang.ranks)}"
-    if hang.left:
-        yield Advice(
-            f"see why the script of {who} came to its end before the others: fewer batches (sampler, drop_last, data set), an early return or exit"
-        )
-    elif hang.doing and hang.ranks:
-        yield Advice(
-            f"see how {who} came to that call while the others were in another one: a different number of batches or micro-batches, a collective that only some ranks call"
-        )
-    if hang.stood:
-        yield Advice(f"compare the stacks that are among the files: {hang.stood}")
 
 
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
@@ -314,27 +297,9 @@ def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology,
         missing=(f"why they did not come: their own logs, {'' if hang.stood else 'a stack of them (py-spy dump), '}the kernel log of their hosts",)
         if whom.ranks
         else tuple(m for m in kind.missing if not (hang.stood and "py-spy" in m)),
-        advice=tuple(_look_at(hang, whom)),
+        advice=tuple(look_at(hang, whom)),
         roles=roles,
     )
-
-
-def _look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
-    """What to do about ranks that dumps, stacks or GPUs show: none asks for stacks that are there."""
-    who = f"rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)}"
-    if hang.doing and hang.stood:
-        yield Advice(
-            f"see what the data loader of {who} waits for: `py-spy dump --subprocesses` shows its workers; the storage that the data set lies on"
-        )
-    elif whom.ranks:
-        dump = "its stack (it is among the files)" if hang.stood else "py-spy dump if it still runs"
-        yield Advice(f"look at {who}: its log's last line, {dump}, `dmesg -T` of its host")
-    elif hang.stood:
-        yield Advice("compare the stacks: the process that does not stand where its peers stand is the one that was waited for")
-    else:
-        yield Advice("while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
-    if whom.hosts and not (hang.doing and hang.stood) and set(whom.hosts) != {"localhost"}:
-        yield Advice("if the same host stands out again, take it out of the pool")
 
 
 def _gone_before(attempt: int, gone: LeftOver, roles: pd.DataFrame, topology: Topology, work: pd.DataFrame) -> Death:
@@ -399,7 +364,7 @@ def _of_scheduler(
         name,
         known=not outside,
         confidence=Confidence.MEDIUM if outside else Confidence.HIGH,
-        title=f"The job {words[ending.status]}{f' ({listed(taken)} was taken from it)' if len(taken) == 1 else ''}{silent}{hung}",
+        title=f"The job {words[ending.status]}{what_was_taken(taken, roles.loc[again, 'text'])}{silent}{hung}",
         ranks=whom.ranks,
         stages=whom.stages,
         hosts=whom.hosts or taken,

@@ -42,7 +42,7 @@ class Hang:
 
     doing: where those stood while others waited, as a predicate; of nobody, who waited where. left: whether those ended by themselves before. stood: where the stacks show the
     processes, if any were dumped. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
-    confidence: that it hung at all, and that these are the ones, where no timeout says so.
+    confidence: that it hung at all, and that these are the ones, where no timeout says so. same_call: whether all members of the group were in one and the same call.
     """
 
     ranks: tuple[int, ...] = ()
@@ -55,6 +55,7 @@ class Hang:
     left: bool = False
     doing: str = ""
     stood: str = ""
+    same_call: bool = False
 
 
 @table("heard", needs=("placed", "topology"))
@@ -327,7 +328,7 @@ def _by_group(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
             called = {m.group(0) for t in mine["text"] if (m := _CALL.search(t))}
             same = len(called) == 1 and mine["value"].min() == mine["value"].max()
             why = "all members were in the same call: nobody was missing" if same else "the ranks were in different calls"
-            return Hang((), why, True if same else None, begin, lines)
+            return Hang((), why, True if same else None, begin, lines, same_call=same)
         missing = members - _complaining(waits)
         if missing and len(missing) <= len(members) / 2 and missing <= heard:
             return Hang(tuple(sorted(missing)), "all other members of the group complained", False, begin, lines)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Strength, kind
+from pipelog.postmortem.schedulers import of_a_node
 
 _MACHINE_CHECK = r"Machine Check Exception|Machine Check: \w+ Bank \d+: [abef]"
 """Uncorrected only (bit 61 of the bank's status): corrected errors of memory are logged every day, and nothing comes of them."""
@@ -163,7 +164,9 @@ def xid_application(case: Case) -> Iterator[Advice]:
 )
 def node_failure(case: Case) -> Iterator[Advice]:
     """The scheduler or the kernel says that a machine is gone. What broke in it is not in this log."""
-    yield Advice(f"take {case.host or 'the node'} out of the pool; what broke in it stands in its own logs (slurmctld, BMC, dmesg of the last boot)")
+    yield Advice(
+        f"take {case.host or 'the node'} out of the pool; what broke in it stands in its own logs ({of_a_node(case.text)}BMC, dmesg of the last boot)"
+    )
 
 
 @kind(

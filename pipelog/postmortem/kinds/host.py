@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pipelog.findings import Advice
 from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Role, Strength, kind
+from pipelog.postmortem.schedulers import warning, who
 
 _PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
 """Rows that carry an exit code: the table of errors writes it under the text as `code -9`."""
@@ -21,9 +22,8 @@ _PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "sl
 )
 def disk_full(case: Case) -> Iterator[Advice]:
     """A write failed for want of space or quota."""
-    place = case.path or "the folder of the checkpoints"
     yield Advice(
-        f"free space under {place} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
+        f"free space under {case.folder or 'the folder of the checkpoints'} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
     )
 
 
@@ -36,7 +36,7 @@ def disk_full(case: Case) -> Iterator[Advice]:
 )
 def write_failed(case: Case) -> Iterator[Advice]:
     """PyTorch's writer does not say why its write failed; a full disk or a quota is the usual reason (inline_container.cc)."""
-    place = case.path or "the folder of the checkpoints"
+    place = case.folder or "the folder of the checkpoints"
     yield Advice(f"see whether {place} is full or over its quota (`df -h`, `df -i`, `quota -s`), and what the kernel says of its file system")
     yield Advice("delete the incomplete checkpoint of this step before you resume")
 
@@ -50,7 +50,9 @@ def write_failed(case: Case) -> Iterator[Advice]:
 )
 def storage_error(case: Case) -> Iterator[Advice]:
     """The file system itself failed."""
-    yield Advice(f"check the file system{f' under {case.path}' if case.path else ''} on {case.host or 'that host'}: mount state, server, kernel log")
+    yield Advice(
+        f"check the file system{f' that holds {case.path}' if case.path else ''} on {case.host or 'that host'}: mount state, server, kernel log"
+    )
 
 
 @kind(
@@ -164,7 +166,7 @@ def time_limit(case: Case) -> Iterator[Advice]:
             "save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins), and start the next Job from it: a Job at its deadline is not started again"
         )
         return
-    yield Advice("save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins; Slurm: --signal=B:USR1@300) and chain the next job")
+    yield Advice(f"save a checkpoint shortly before the limit (Megatron: --exit-duration-in-mins{warning(case.text)}), and chain the next job")
 
 
 @kind(
@@ -193,7 +195,7 @@ def preempted(case: Case) -> Iterator[Advice]:
 )
 def cancelled(case: Case) -> Iterator[Advice]:
     """Somebody or something outside ended it; who, is not in the log."""
-    yield Advice("ask the scheduler who: `sacct -j JOB --format=JobID,State,ExitCode,User`, or the owner of the job")
+    yield Advice(f"ask who ended it: {who(case.text)}")
 
 
 @kind(

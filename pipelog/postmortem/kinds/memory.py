@@ -47,7 +47,12 @@ def gpu_oom_plain(case: Case) -> Iterator[Advice]:
 )
 def ray_memory(case: Case) -> Iterator[Advice]:
     """Ray's memory monitor kills a worker before the kernel would: memory of the host, not of the GPU, whatever the class is called."""
-    yield from _host_memory(case)
+    where = f" {case.host}" if case.host else ""
+    yield Advice(
+        f"see what fills the memory of the node{where}: Ray's line lists its largest processes, and `ray memory` its object store; Ray need not have "
+        "killed the one that grew"
+    )
+    yield Advice("place fewer actors on a node, or give it more memory; a higher RAY_memory_usage_threshold only leaves the kill to the kernel")
 
 
 def _less_memory(case: Case) -> Iterator[Advice]:
@@ -120,12 +125,22 @@ def host_oom(case: Case) -> Iterator[Advice]:
     yield from _host_memory(case)
 
 
+_LOADER = r"(?i)pt_data_worker|DataLoader worker"
+
+
 def _host_memory(case: Case) -> Iterator[Advice]:
     where = f" on {case.host}" if case.host else ""
     yield Advice(f"look at the memory of the host{where} over the run: `dmesg -T | grep -i -A3 oom`, the cgroup's memory.max and memory.peak")
     if case.fact("config.zero_optimization.offload_optimizer.device") == "cpu" or case.fact("config.zero_optimization.offload_param.device") == "cpu":
         yield Advice("offload to the CPU keeps optimizer states in host memory: fewer ranks a host, or no offload on the largest stage")
-    yield Advice("lower num_workers and prefetch of the data loaders; only the first and the last stage load data")
+    p, stage = case.topology.pp, case.stage
+    if p and stage is not None and 0 < stage < p - 1 and not case.match(_LOADER):
+        yield Advice(
+            f"see what grows in the processes of stage {stage}: offloaded or pinned buffers, a checkpoint that each rank loads as a whole; an inner stage "
+            "of a pipeline loads no data"
+        )
+    else:
+        yield Advice("see whether the processes of the ranks grow or those of their data loaders; if the loaders, lower num_workers and prefetch")
 
 
 @kind(
