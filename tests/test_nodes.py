@@ -177,3 +177,18 @@ def test_dlrovers_agent_says_which_node_it_is() -> None:
     fault = ["[2023-11-08 08:39:38,000] [ERROR] [run_network_check.py:96:main] CUDA error: uncorrectable NVLink error detected during the execution"]
     death = verdict({f"job-worker-{n}.log": [join.format(n), *(fault if n == 1 else [])] for n in range(3)})
     assert (death.category, death.hosts) == ("hardware.gpu", ("job-worker-1",))
+
+
+def test_the_one_process_with_a_code_of_its_own_raised_what_names_no_rank() -> None:
+    raised = [TOPOLOGY, *STEPS, *traceback("IndexError: index 5 is out of bounds")]
+    left = [f"x1c1: rank {r} exited with code 1" for r in (6, 7)]
+    assert verdict({"run.log": [*raised, left[0], "x1c0: rank 0 died from signal 15"]}).ranks == (6,)
+    assert verdict({"run.log": [*raised, *left]}).ranks == ()  # several left with it
+
+
+def test_jsrun_and_flux_name_the_process_that_ended_first() -> None:
+    death = verdict({"out.log": [TOPOLOGY, *STEPS, "ERROR:  One or more process (first noticed rank 6) terminated with signal 11"]})
+    assert (death.status, death.category, death.known, death.ranks) == ("failed", "killed", False, (6,))
+    doom = ["112.4s: job.exception type=exec severity=0 rank 5 exited and exit-timeout=30s has expired", "flux-job: task(s) exited with exit code 1"]
+    death = verdict({"flux.out": [TOPOLOGY, *STEPS, *doom]})
+    assert (death.status, death.known, death.ranks) == ("failed", False, (5,))

@@ -157,3 +157,15 @@ def _numbers(listed: str, most: int) -> list[str]:
             return []
         out += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
     return out if len(out) <= most else []
+
+
+# 112.4s: job.exception type=exec severity=0 rank 5 exited and exit-timeout=30s has expired
+# flux-job: task(s) exited with exit code 1
+@block("flux-doom", mark="job.exception type=exec severity=0 rank ", head=r"(?:^|\ds: )$", most=60)
+def doom(found: Block) -> Iterator[Row]:
+    """Give the task whose end made Flux end the others, with the exit code that `flux-job` prints behind it."""
+    match = re.match(r"job\.exception type=exec severity=0 rank (?P<rank>\d{1,9}) (?:failed and exit-on-error|exited and exit-timeout)", found.first)
+    code = next((m for _, text in found.lines() if (m := re.match(r"flux-job: task\(s\) exited with exit code (?P<code>\d{1,3})\s*$", text))), None)
+    if match and code:
+        task = int(match["rank"])
+        yield {"kind": "end", "name": "exit-code", "value": float(code["code"]), "rank": task, "label": f"task {task}", "text": found.first.strip()}

@@ -139,3 +139,14 @@ def failed(found: Records) -> Iterator[Rows]:
 def signal(found: Records) -> Iterator[Rows]:
     """Give the signal (negative) that Open MPI's handler caught in a process, before its backtrace."""
     yield found.rows("error", "shell-signal", value=signals(found["word"]), host=found["host"], text=found["line"])
+
+
+# ERROR:  One or more process (first noticed rank 6) terminated with signal 11 (core dumped)
+@lines(
+    "jsrun-terminated",
+    mark="One or more process (first noticed rank ",
+    pattern=r"^(?P<words>ERROR: +One or more process \(first noticed rank (?P<rank>\d{1,9})\) terminated with signal (?P<signal>\d{1,3}))\b",
+)
+def jsrun(found: Records) -> Iterator[Rows]:
+    """Give the process that IBM's jsrun saw die of a signal first."""
+    yield found.rows("end", "exit-code", value=pc.negate(found.float("signal")), rank=found.int("rank"), text=found["words"])

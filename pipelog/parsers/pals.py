@@ -38,7 +38,7 @@ def died(found: Records) -> Iterator[Rows]:
     found = found.where(pc.is_valid(host))
     ranks = found.where(found.has("rank"))
     code = pc.coalesce(pc.negate(ranks.float("signal")), ranks.float("code"))
-    yield ranks.rows("end", "exit-code", value=code, rank=ranks.int("rank"), host=ranks["where"], text=ranks["words"])
+    yield ranks.rows("end", "child-failed", value=code, rank=ranks.int("rank"), host=ranks["where"], text=ranks["words"])
     nodes = found.where(pc.and_(found.has("shepherd"), found.has("signal")))
     yield nodes.rows("end", "batch-node-failure", host=nodes["where"], text=nodes["words"])
 
