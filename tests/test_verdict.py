@@ -9,6 +9,7 @@ import pytest
 
 from pipelog import diagnose, read
 from pipelog.findings import Confidence, Finding, Outcome, Severity, Status, Where
+from pipelog.reporters._words import cut, spoken_of
 from pipelog.reporters.text import render
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
@@ -136,3 +137,41 @@ def test_the_terminal_folds_findings_of_efficiency_where_the_run_did_not_come_to
     text = " ".join(render(report).split())
     assert "[PL102 few-micro-batches" in text
     assert not [a for a in finding.advice if a.action[:40] in text]
+
+
+def test_the_host_that_failed_before_is_in_the_first_sentence() -> None:
+    """Not where another host began the last failure."""
+    made = diagnose(read(FIXTURES / "runs" / "heavy-stage2"))
+    offender = Finding(
+        "PL504",
+        "repeat-offender",
+        "w-063 began the failure of 2 attempts (0: hardware.gpu and 1: killed)",
+        Severity.WARNING,
+        Confidence.HIGH,
+        Where(hosts=("w-063",)),
+    )
+    outcome = Outcome("PL504", "repeat-offender", Status.FOUND, findings=(offender,))
+    ended = {"title": "rank 3 was killed", "step": None, "ranks": [3]}
+    of_it = replace(made, outcomes=(outcome,), failure=ended | {"hosts": ["w-063"]})
+    assert verdict(of_it).sentence == "Rank 3 was killed; w-063 began the failure of 2 attempts"
+    of_another = replace(of_it, failure=ended | {"hosts": ["w-064"]})
+    assert verdict(of_another).sentence == "Rank 3 was killed; 1 more finding below"
+    again = replace(of_it, failure=ended | {"hosts": ["w-063"], "title": "w-063 fails again: ECC"})
+    assert "began" not in verdict(again).sentence
+
+
+LINE = " | ".join(
+    ["iteration 880/1600", *(f"figure {n}: {n * 1.5}" for n in range(20)), "grad norm: 0.467", *(f"timer {n}: {n * 2.5}" for n in range(20))]
+)
+
+
+def test_a_line_is_cut_beside_the_figure_that_its_finding_speaks_of() -> None:
+    title = "The gradient norm stands at 0.467 on the last 80 lines while the loss moves"
+    assert "grad norm: 0.467" not in cut(LINE, 200)
+    kept = cut(LINE, 200, spoken_of(title, LINE))
+    assert "grad norm: 0.467" in kept
+    assert kept.startswith("iteration 880/1600")
+    assert len(kept) <= 200
+    assert cut(LINE, 200, "no such name") == cut(LINE, 200)
+    assert spoken_of("rank 3 was killed", LINE) == ""
+    assert all(len(cut(LINE[n:], 200, "grad norm")) <= 200 and "grad norm: 0.467" in cut(LINE[n:], 200, "grad norm") for n in range(0, 300, 7))

@@ -8,7 +8,8 @@ What to do: more micro-batches at the same global batch if the schedule is the r
 stages, mend the link, feed the data faster. More stages make it worse.
 When it is wrong: rank 0's timers show stage 0 only and hold untimed work, so a claim from them rests on its lower bound, and a small
 share of one stage clears nothing; a profiler with Python stacks slows the host and widens the gaps. Where most of the idle time is
-unexplained the finding says so first, with medium confidence.
+unexplained the finding says so first, with medium confidence. What slow-data-loading or communication-stall charges to the one stage whose timers
+were printed is charged once: where little else is left, this is information.
 Thresholds: limit 0.25 (a quarter of the phase), above_ideal 0.10 (design: well beyond the noise of 0.01 - 0.03 between sources).
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipelog._text import listed, percent
+from pipelog.detectors.pl105_slow_data_loading import slow_data_loading
 from pipelog.detectors.pl201_stage_imbalance import stage_imbalance
 from pipelog.detectors.pl202_straggler_rank import straggler_rank
 from pipelog.detectors.pl401_communication_stall import communication_stall
@@ -75,17 +77,34 @@ def high_bubble_ratio(
     words = _words(tables, topology) if split is not None else _PARTS
     explained = ideal is not None and bubble.measured <= ideal + 0.03
     stuck = explained and config.micro_batch_size == 1  # with the global batch fixed, m cannot grow further
+    others = _charged(bubble, tables, topology)
+    cost = max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured
+    left = max(0.0, cost - sum(f.cost or 0.0 for f in others))
+    rest = not others or left >= above_ideal
     yield Finding(
         "PL101",
         "high-bubble-ratio",
-        _title(bubble, topology, config, split, words),
-        Severity.INFO if stuck else Severity.WARNING,
+        _title(bubble, topology, config, split, words) + _of_others(others),
+        Severity.INFO if stuck or not rest else Severity.WARNING,
         Confidence.HIGH if bubble.scope == "run" and not (split is not None and _unexplained(split)) else Confidence.MEDIUM,
         Where(stages=() if bubble.scope == "run" else tuple(int(s["stage"]) for s in bubble.per_stage)),
         tuple(Evidence(file, line, bubble.shows) for file, line in bubble.where),
-        _advice(bubble, topology, config, split, tables, words, explained=explained),
-        cost=max(0.0, bubble.measured - (ideal or 0.0)) if not explained else bubble.measured,
+        _advice(bubble, topology, config, split, tables, words, explained=explained) if rest else (Advice(f"see to {others[0].name} first"),),
+        cost=left if rest else None,
     )
+
+
+def _charged(bubble: Bubble, tables: Tables, topology: Topology) -> list[Finding]:
+    """What other rules charge to the idle time of the one stage whose timers were printed: late batches, the exchange with its neighbour."""
+    if bubble.scope == "run" or bubble.source != "timers":
+        return []
+    seen = {int(s["stage"]) for s in bubble.per_stage}
+    found = [f for rule in (slow_data_loading, communication_stall) for f in _warnings(rule, tables, topology) or ()]
+    return [f for f in found if f.cost and seen & set(f.where.stages)]
+
+
+def _of_others(others: list[Finding]) -> str:
+    return f"; {listed(f'{f.name} names {percent(f.cost or 0.0)} of the step' for f in others)}" if others else ""
 
 
 def _words(tables: Tables, topology: Topology) -> dict[str, str]:

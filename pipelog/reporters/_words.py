@@ -11,10 +11,41 @@ from pipelog.reporters._failure import VERDICTS
 from pipelog.reporters._places import Place, Places
 
 
-def cut(text: str, most: int) -> str:
-    """No longer than *most*: what is left out is in the middle, since lines of launchers say at their end what happened."""
+def cut(text: str, most: int, keep: str = "") -> str:
+    """No longer than *most*: what is left out is in the middle, since lines of launchers say at their end what happened; but where *keep* stands there, from it on."""
+    if len(text) <= most:
+        return text
     head = (most - 3) * 3 // 5
-    return text if len(text) <= most else f"{text[:head]} … {text[len(text) - (most - 3 - head) :]}"
+    tail = len(text) - (most - 3 - head)
+    at = text.find(keep) if keep else -1
+    if at < 0 or at + len(keep) + _FIGURE <= head or at >= tail:
+        return f"{text[:head]} … {text[tail:]}"
+    room = (most - 6) // 2
+    if at - room < _FIGURE:
+        return f"{text[: most - 2]} …"
+    end = at + most - 6 - room
+    return f"{text[:room]} … {text[at:end]} …" if end < len(text) - 2 else f"{text[:room]} … {text[at:]}"
+
+
+_FIGURE = 24
+"""Characters behind a name that hold its figure."""
+_SPOKEN_OF = (
+    ("gradient norm", ("grad norm", "grad_norm")),
+    ("'number of skipped iterations'", ("number of skipped iterations",)),
+    ("'number of nan iterations'", ("number of nan iterations",)),
+    ("the loss scale", ("loss scale",)),
+    ("exchange with stage", ("backward-send-forward-recv",)),
+    ("getting the batches", ("batch_input", "batch-generator")),
+    ("a step takes", ("elapsed time per iteration", "iter time")),
+    ("iter time", ("iter time",)),
+)
+"""What a title speaks of, and under which names lines have it."""
+
+
+def spoken_of(title: str, text: str) -> str:
+    """The name in a line under which stands the figure that a title speaks of; empty where none is known."""
+    names = (name for said, those in _SPOKEN_OF if said in title.lower() for name in those)
+    return next((name for name in names if name in text), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +100,13 @@ def proof(report: Report, places: Places, most: int = 6) -> list[Line]:
     """The lines that prove the verdict: those of the failure, else the first of each finding that is more than information."""
     if report.failure and report.failure["evidence"]:
         return [Line(evidence(e), around=_around(e)) for e in report.failure["evidence"]][:most]
-    out = []
+    out: list[Line] = []
     for place in places.every:
         if place.finding.severity is not Severity.INFO:
             found = place.finding.evidence
-            out += [Line(e, place) for e in found if e.text][:2] or [Line(e, place, place.finding.title) for e in found[:1]]
+            shown = {(line.evidence.file, line.evidence.line) for line in out}
+            texts = [Line(e, place) for e in found if e.text][:2] or [Line(e, place, place.finding.title) for e in found[:1]]
+            out += [line for line in texts if not line.evidence.text or (line.evidence.file, line.evidence.line) not in shown]
     return out[:most]
 
 

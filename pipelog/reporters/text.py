@@ -17,7 +17,7 @@ from pipelog.reporters import reporter
 from pipelog.reporters._failure import VERDICTS, facts, followed, labels, place, ratio, spent, starts
 from pipelog.reporters._pays import lines, replay_line
 from pipelog.reporters._places import capital
-from pipelog.reporters._words import cut
+from pipelog.reporters._words import cut, spoken_of
 from pipelog.reporters.verdict import verdict
 
 _TONES = {"ok": "bold green", "warning": "bold yellow", "error": "bold red", "unknown": "bold blue"}
@@ -129,7 +129,7 @@ def _finding(finding: Finding, report: Report, console: Console) -> None:
     if report.failure is not None and (finding.severity is Severity.INFO or finding.id[:3] in _EFFICIENCY):
         return  # a matter for another day: the page has its lines
     for evidence in finding.evidence:
-        console.print(Padding(_cited(evidence, report), (0, 0, 0, 8)), no_wrap=False)
+        console.print(Padding(_cited(evidence, report, title=finding.title), (0, 0, 0, 8)), no_wrap=False)
     for advice in finding.advice:
         line = Text("→ " + printable(advice.action))
         if advice.expected:
@@ -149,11 +149,12 @@ def _pays(report: Report, console: Console) -> None:
         console.print(Padding(Text(printable(error), style="dim"), (0, 0, 0, 2)))
 
 
-def _cited(evidence: Evidence, report: Report, most: int = 200) -> Text:
+def _cited(evidence: Evidence, report: Report, most: int = 200, title: str = "") -> Text:
     line = Text(printable(place(evidence, report)), style="cyan")
     if evidence.text:
         line.append("  ")
-        line.append(cut(printable(evidence.text).strip(), most), style="dim")
+        text = printable(evidence.text).strip()
+        line.append(cut(text, most, spoken_of(title, text)), style="dim")
     return line
 
 

@@ -39,7 +39,8 @@ def verdict(report: Report) -> Verdict:
     status = report.run["status"]
     if status in _ENDED or report.failure:
         word, tone = _ENDED.get(status, ("ATTENTION", "warning"))
-        return Verdict(word, tone, _how_it_ended(report) + _also(loud), facts)
+        again = _offender(report, loud)
+        return Verdict(word, tone, _how_it_ended(report) + (f"; {again.title.partition(' (')[0]}" if again else "") + _also(loud, again), facts)
     end = _end(report)
     if loud:
         first = max(loud, key=lambda f: (f.severity is Severity.ERROR, not _bare(f) and not _grown(f, loud), f.cost or 0.0))
@@ -97,8 +98,17 @@ def _how_it_ended(report: Report) -> str:
     return f"{what}, after step {step:,}{sign}{more}" if not more.startswith("now ") else f"{title}, after step {step:,}"
 
 
-def _also(loud: list[Finding]) -> str:
-    more = [f for f in loud if f.name not in VERDICTS]
+def _offender(report: Report, loud: list[Finding]) -> Finding | None:
+    """The finding that the host or the rank which began this end began others, too; not where the title says already that it fails again."""
+    failure = report.failure or {}
+    if "fails again" in failure.get("title", ""):
+        return None
+    same = (f for f in loud if f.name == "repeat-offender" and (f.where.hosts or f.where.ranks))
+    return next((f for f in same if set(f.where.hosts or f.where.ranks) == set(failure.get("hosts" if f.where.hosts else "ranks", ()))), None)
+
+
+def _also(loud: list[Finding], told: Finding | None) -> str:
+    more = [f for f in loud if f.name not in VERDICTS and f is not told]
     return f"; {count(len(more), 'more finding')} below" if more else ""
 
 
