@@ -14,7 +14,7 @@ from pipelog._text import count, iso
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
-from pipelog.postmortem.ledger import effective_ratio
+from pipelog.postmortem.ledger import around, effective_ratio, last_word
 from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
@@ -122,16 +122,24 @@ def _megatron_printed(tables: Tables) -> bool:
 
 
 def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
-    """First and last time of the logs of the chosen attempt, as ISO 8601; with Z where the clock is UTC."""
+    """First and last time of the logs of the chosen attempt, as ISO 8601; with Z where the clock is UTC: the one that the steps are printed on."""
     rows = tables["here"]
-    clock = rows.column("clock").cast(pa.string())
-    for name, suffix in (("utc", "Z"), ("log", "")):
-        mask = pa.compute.and_(pa.compute.equal(clock, name), pa.compute.is_valid(rows.column("start_ns")))
-        times = rows.column("start_ns").filter(pa.compute.fill_null(mask, False))
+    kind, clock = rows.column("kind").cast(pa.string()), rows.column("clock").cast(pa.string())
+    timed = pa.compute.is_valid(rows.column("start_ns"))
+    works = pa.compute.is_in(kind, pa.array(["step", "progress", "iteration"]))
+    spoken = {name: pa.compute.fill_null(pa.compute.and_(pa.compute.equal(clock, name), timed), False) for name in ("utc", "log")}
+    stepped = {name: pa.compute.any(pa.compute.and_(mask, works)).as_py() for name, mask in spoken.items()}
+    order = ("log", "utc") if stepped["log"] and not stepped["utc"] else ("utc", "log")
+    for name in order:
+        mask = spoken[name]
+        times = rows.column("start_ns").filter(mask)
         if len(times):
+            suffix = "Z" if name == "utc" else ""
             low, high = int(pa.compute.min(times).as_py()), int(pa.compute.max(times).as_py())
             if _goes_on(rows, mask):
                 return iso(low) + suffix, None, None
+            if name == "log":
+                high = int(last_word(tables["deaths"][tables["chosen"]], high))
             return iso(low) + suffix, iso(high) + suffix, round((high - low) / 1e9, 3)
     return None, None, None
 
@@ -320,6 +328,7 @@ def _failure(death: Death) -> JSON | None:
         "stages": list(death.stages),
         "hosts": list(death.hosts),
         "at": iso(death.at_ns) if death.at_ns is not None else None,
+        **around(death),
         "step": death.step,
         "phase": death.phase,
         "kind": death.kind,
@@ -337,7 +346,7 @@ def _ledger(tables: Tables) -> JSON | None:
         return None
     rows = found.drop(columns=["status", "category"]).to_dict("records")
     return {
-        "attempts": [{k: (int(v) if k == "attempt" else _rounded(v)) for k, v in row.items()} for row in rows],
+        "attempts": [{k: (int(v) if k == "attempt" else _rounded(v)) for k, v in row.items() if k != "after_s" or v > 0} for row in rows],
         "effective_ratio": _rounded(effective_ratio(found)),
     }
 

@@ -232,3 +232,51 @@ def test_a_checkpoint_within_the_first_interval_begins_the_attempt() -> None:
     assert within["spans"][["first", "last"]].to_numpy().tolist() == [[15, 40]]
     older = tables([start(0), fact("resume.step", 5), *steps([20, 30, 40], 3.0), failed(300)])
     assert older["spans"][["first", "last"]].to_numpy().tolist() == [[11, 40]]
+
+
+# ---- the last word, and what comes after the last step
+
+
+def wait(seconds: float, **more: Any) -> Row:
+    text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    return {"kind": "error", "name": "nccl-watchdog", "rank": 0, "value": 5.0, "dur_ns": 600 * SECOND, "text": text, **at(seconds), **more}
+
+
+def test_an_error_after_the_last_stamped_line_ends_the_attempt() -> None:
+    """The watchdog's lines are the last that a job that hangs prints; they bear no year."""
+    begin = pd.Timestamp(T0).replace(year=1970).value
+    late = wait(0, clock="log-yearless", start_ns=begin + 700 * SECOND)
+    given = [start(0), step(10, 2.0, **at(20)), step(20, 2.0, **at(40)), late]
+    assert row(tables(given), 0)["wall_s"] == 700.0
+    run = pipelog.diagnose(events(given)).run
+    assert (run["duration_s"], run["ended_at"]) == (700.0, pd.Timestamp(T0 + 700 * SECOND).isoformat(timespec="milliseconds"))
+
+
+@pytest.mark.parametrize("name", ["kernel-oom", "storage-lustre"])
+def test_the_kernel_s_log_goes_on_after_the_job(name: str) -> None:
+    late = {"kind": "error", "name": name, "text": "Out of memory: Killed process 7 (python)", "file": "kern.log", **at(5000)}
+    given = [start(0), step(10, 2.0, **at(20)), step(20, 2.0, **at(40)), failed(45), late]
+    assert row(tables(given), 0)["wall_s"] == 45.0
+
+
+def test_the_time_after_the_last_step_is_no_start_up() -> None:
+    """100 s of steps, then 900 s in which none was made; the first began 5 s after the start."""
+    given = [start(0), *(step(n, 1.0, **at(5 + n)) for n in range(10, 101, 10)), failed(1005)]
+    made = row(tables([*given[:-1], saved(100), given[-1]]), 0)
+    assert [made[c] for c in ("wall_s", *PARTS, "after_s")] == [1005.0, 100.0, 0.0, 0.0, 5.0, 900.0]
+
+
+def test_an_end_soon_after_the_last_step_is_not_told_apart() -> None:
+    """Steps are printed every 100 s: the next was not due for long."""
+    given = [start(0), *(step(n, 10.0, **at(5 + 10 * n)) for n in range(10, 101, 10)), saved(100), failed(1205)]
+    made = row(tables(given), 0)
+    assert (made["after_s"], made["other_s"]) == (0.0, 205.0)
+
+
+def test_where_the_line_has_no_time_those_around_it_tell_when() -> None:
+    raised = {"kind": "error", "name": "python-exception", "rank": 1, "text": "OSError: [Errno 28] No space left on device"}
+    given = [start(0), step(10, 2.0, **at(20)), raised, failed(45)]
+    failure = pipelog.diagnose(events(given)).failure
+    assert failure is not None
+    assert failure["at"] is None
+    assert (failure["not_before"], failure["not_after"]) == tuple(pd.Timestamp(T0 + s * SECOND).isoformat(timespec="milliseconds") for s in (20, 45))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from pipelog._text import iso
 from pipelog.postmortem.deaths import Death
+from pipelog.postmortem.kinds import Role
 from pipelog.tables import frame, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.steps import between_stamps
 from pipelog.tables.topology import said
 
+_STILL_NS, _STILL_TIMES = 60 * 10**9, 3
+"""From a minute, and three of the longest intervals between step lines, on, what comes after the last of them is told apart from the start-up."""
+_DAY_NS = 26 * 3600 * 10**9
+"""Errors further than all time zones from the last line of a job are another clock's, or another job's."""
 _FITS = 1.1
 """A median is this far from the mean where a few steps are fast. Above it the stamps do not cover the steps: the log has times in part of its lines only."""
 
@@ -88,19 +96,52 @@ def losses(
     return pd.DataFrame(out, columns=["saved", "lost_steps"]).astype("Int64")
 
 
-@table("ledger", needs=("attempts", "spans", "losses", "deaths"))
-def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths: list[Death]) -> pd.DataFrame:
+def last_word(death: Death, end_ns: float) -> float:
+    """Time of the last line of an attempt: *end_ns*, that of its stamped lines, or of an error after it. NaN stays NaN.
+
+    What the kernel and the disks say has a clock of its own and goes on after the job; what is benign may be of another.
+    """
+    roles = death.roles
+    if pd.isna(end_ns) or not len(roles) or "at_ns" not in roles:
+        return end_ns
+    mine = roles["clock"].isin(["log", "log-yearless"]) & (roles["role"] != Role.BENIGN.value) & ~roles["name"].str.startswith(("kernel", "storage"))
+    at = roles.loc[mine, "at_ns"].dropna().to_numpy(dtype=float)
+    return float(max(end_ns, at[at < end_ns + _DAY_NS].max(initial=end_ns)))
+
+
+def around(death: Death) -> dict[str, str]:
+    """The times of the lines above and below the first that shows it, in its file, where it has none of its own: `not_before` and `not_after`."""
+    if death.at_ns is not None or not death.evidence or not len(death.roles) or "since_ns" not in death.roles:
+        return {}
+    shown = death.roles[(death.roles["file"] == death.evidence[0].file) & (death.roles["line"] == death.evidence[0].line)]
+    if not len(shown):
+        return {}
+    since, until = (float(shown[c].iloc[0]) for c in ("since_ns", "until_ns"))
+    if since > until:  # the clock was put back, or the lines of several writers are mixed
+        return {}
+    return {name: iso(int(ns)) for name, ns in (("not_before", since), ("not_after", until)) if math.isfinite(ns)}
+
+
+@table("ledger", needs=("attempts", "spans", "losses", "deaths", "rows"))
+def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths: list[Death], rows: pa.Table) -> pd.DataFrame:
     """One row an attempt, times in s, null where no clock tells: wall_s (first to last stamp), productive_s (steps that were kept), lost_s (steps made again),
-    hang_s (waiting before the end), other_s (start-up and what is left), gap_s (from the end of the attempt before to its begin).
+    hang_s (waiting before the end), after_s (from the last step line to the end, where that is long), other_s (start-up and what is left), gap_s (from the
+    end of the attempt before to its begin).
 
     The parts sum to wall_s. Steps are kept up to the last complete checkpoint; all of them where the run came to its end, none are known to be kept where no
     checkpoint line is.
     """
-    rows = []
+    out = []
     end_before: float | None = None
+    local = not pa.compute.any(pa.compute.equal(rows.column("clock").cast(pa.string()), "utc")).as_py()
+    begins = attempts.segments.groupby("attempt")["begin_ns"].min()
+    work = frame(rows, ("step", "progress", "iteration"), ("attempt", "start_ns")).dropna()
     for number in range(attempts.count):
         mine = attempts.segments[attempts.segments["attempt"] == number]
         begin, end = mine["begin_ns"].dropna().min(), mine["end_ns"].dropna().max()
+        if local:
+            said = last_word(deaths[number], end)
+            end = said if not (begins.drop(index=number, errors="ignore").between(end, said)).any() else end
         wall = (float(end) - float(begin)) / 1e9 if not (pd.isna(begin) or pd.isna(end)) else np.nan
         productive = lost = np.nan
         if number in spans.index and not np.isnan(spans.at[number, "step_ns"]):
@@ -115,10 +156,21 @@ def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths
         hanging = _hanging(deaths[number], begin, end)
         productive, lost = _fitted(productive, lost, wall - np.nan_to_num(hanging))
         other = max(0.0, wall - np.nansum([productive, lost, hanging])) if not np.isnan(wall) and not np.isnan(productive) else np.nan
+        after = min(np.nan_to_num(other), max(0.0, _after(work.loc[work["attempt"] == number, "start_ns"], end) - np.nan_to_num(hanging)))
+        other -= after
         gap = (float(begin) - end_before) / 1e9 if end_before is not None and not pd.isna(begin) else np.nan
-        rows.append((number, deaths[number].status, deaths[number].category, wall, productive, lost, hanging, other, gap))
+        out.append((number, deaths[number].status, deaths[number].category, wall, productive, lost, hanging, after, other, gap))
         end_before = float(end) if not pd.isna(end) else end_before
-    return pd.DataFrame(rows, columns=["attempt", "status", "category", "wall_s", "productive_s", "lost_s", "hang_s", "other_s", "gap_s"])
+    return pd.DataFrame(out, columns=["attempt", "status", "category", "wall_s", "productive_s", "lost_s", "hang_s", "after_s", "other_s", "gap_s"])
+
+
+def _after(stepped: pd.Series, end: float) -> float:
+    """Seconds from the last step line to the end of an attempt; 0 where they are no more than steps, a save or an evaluation take."""
+    times = np.unique(stepped.to_numpy(dtype=np.int64))
+    if pd.isna(end) or len(times) < 2:
+        return 0.0
+    gap = float(end) - float(times[-1])
+    return gap / 1e9 if gap >= max(_STILL_NS, _STILL_TIMES * int(np.diff(times).max())) else 0.0
 
 
 def _hanging(death: Death, begin: float, end: float) -> float:

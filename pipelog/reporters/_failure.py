@@ -67,7 +67,7 @@ def _of(word: str, some: list[int], every: int | None) -> str:
 
 
 def _when(failure: JSON) -> Fact:
-    at = moment(failure["at"]) if failure.get("at") else None
+    at = moment(failure["at"]) if failure.get("at") else _around(failure)
     step, phase = failure["step"], failure.get("phase")
     if step:
         where = f"after step {step:,}"
@@ -78,6 +78,14 @@ def _when(failure: JSON) -> Fact:
         where = ""
     text = ", ".join(t for t in (at, where) if t)
     return Fact("When", text, known=True) if text else Fact("When", "no line tells the time or the step", known=False)
+
+
+def _around(failure: JSON) -> str | None:
+    """Between which times it was, by the lines around it, where its own line has none."""
+    since, until = (moment(failure[name]) if failure.get(name) else None for name in ("not_before", "not_after"))
+    if since and until:
+        return f"at {since}" if since == until else f"between {since} and {until[11:] if since[:10] == until[:10] else until}"
+    return f"not before {since}" if since else f"not after {until}" if until else None
 
 
 def _lost(report: Report) -> Fact:
@@ -180,6 +188,7 @@ PARTS = (
     ("productive_s", "productive", "steps that were kept"),
     ("lost_s", "lost", "steps made since the last checkpoint"),
     ("hang_s", "hanging", "waiting in vain before the end"),
+    ("after_s", "after the last step", "no step was printed any more before the end"),
     ("other_s", "start-up and other", "starting, saving, evaluating, ending"),
 )
 GAP = ("gap_s", "between starts", "nothing ran")

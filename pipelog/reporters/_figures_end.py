@@ -197,7 +197,13 @@ def _between(since: float | None, until: float | None) -> str:
 
 # ---- the time of the starts
 
-_COLORS = {"productive_s": (DARK, "solid"), "lost_s": (AMBER, "hatched"), "hang_s": (RED, "solid"), "other_s": (PALE, "solid")}
+_COLORS = {
+    "productive_s": (DARK, "solid"),
+    "lost_s": (AMBER, "hatched"),
+    "hang_s": (RED, "solid"),
+    "after_s": (RED, "hatched"),
+    "other_s": (PALE, "solid"),
+}
 _UNKNOWN = (AMBER_LIGHT, "dotted")
 _MOST_STARTS = 24
 
@@ -218,7 +224,15 @@ def ledger(report: Report) -> Lanes | None:
         tuple(_time_legend(shown)),
         tuple(_start(s, longest) for s in shown),
         (),
-        ("Attempt", "Ended", "Category", "Steps", "Wall clock", *(words.capitalize() for _, words, _ in PARTS), f"{GAP[1].capitalize()}, before it"),
+        (
+            "Attempt",
+            "Ended",
+            "Category",
+            "Steps",
+            "Wall clock",
+            *(words.capitalize() for _, words in _parts(report)),
+            f"{GAP[1].capitalize()}, before it",
+        ),
         tuple(_time_row(report, s) for s in drawn),
     )
 
@@ -247,9 +261,15 @@ def _time_legend(every: list[Start]) -> Iterator[Key]:
         yield Key(_UNKNOWN[0], "not known", shape=_UNKNOWN[1])
 
 
+def _parts(report: Report) -> list[tuple[str, str]]:
+    """Key and words of the parts that have a column: that after the last step where a start has one."""
+    rows = report.run["ledger"]["attempts"]
+    return [(key, words) for key, words, _ in PARTS if key != "after_s" or any(r.get(key) for r in rows)]
+
+
 def _time_row(report: Report, start: Start) -> tuple[str, ...]:
     given = next(r for r in report.run["ledger"]["attempts"] if r["attempt"] == start.number)
-    times = [given.get("wall_s"), *(given.get(key) for key, _, _ in PARTS), given.get("gap_s")]
+    times = [given.get("wall_s"), *(given.get(key) for key, _ in _parts(report)), given.get("gap_s")]
     return (
         str(start.number),
         start.status,
