@@ -105,7 +105,7 @@ def _runs(items: list[object]) -> list[str]:
             runs[-1].append(n)
         else:
             runs.append([n])
-    return [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+    return [word for r in runs for word in ([f"{r[0]}-{r[-1]}"] if len(r) > 2 else map(str, r))]
 
 
 WIDTH = 100

@@ -32,7 +32,11 @@ class Whom:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The initiating line, whom it names, and the job around it. Unknown is null."""
+    """The initiating line, whom it names, and the job around it. Unknown is null.
+
+    apart: the host on which alone it was met, where others of the job came past what all of them do alike. limit: it was the limit of a
+    cgroup (of a job, of a container) that was met, not the memory of the host.
+    """
 
     text: str
     rank: int | None
@@ -42,6 +46,8 @@ class Case:
     topology: Topology
     config: Config
     facts: pd.DataFrame = field(repr=False)
+    apart: str | None = None
+    limit: bool = False
 
     def match(self, pattern: str) -> re.Match[str] | None:
         """Search the text of the line."""

@@ -21,9 +21,10 @@ from pipelog.postmortem.left_over import LeftOver, left_over
 from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
+from pipelog.postmortem.proofs import killed_for_memory, of_its_end, seen_by, told_again, with_those
 from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
-from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.schedulers import what_was_taken
+from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
@@ -210,8 +211,12 @@ def _verdict(
     kind = KINDS[first["error"]]
     same = alike(roles, first)
     whom, lines = whom_of(roles, same, kind, hang, heard, placed, topology)
-    roles = folded(roles, same.index, first, kind)
     ranks, stages, hosts = whom.ranks, whom.stages, whom.hosts
+    inferred = kind.category != "hang" and len(lines) > len(same)  # from what its neighbours say
+    again = told_again(roles, same, first, kind, lines, ranks)
+    worded, of_loader, limit = killed_for_memory(kind, first, roles, ranks, hosts)
+    lines = with_those([*lines[:2], *of_loader, *lines[2:]], again, roles)
+    roles = folded(roles, same.index.union(again), first, kind)
     case = Case(
         first["text"],
         ranks[0] if len(ranks) == 1 else None,
@@ -221,12 +226,13 @@ def _verdict(
         topology,
         config,
         facts,
+        hosts[0] if kind.job and ranks and len(hosts) == 1 and len(set(topology.ranks["host"].dropna())) > 1 else None,
+        limit,
     )
     hung = kind.category == "hang"
     begun = evaluation(placed, work, first) if hung else None
     before = (((begun.file, begun.line),) if begun is not None else ()) + (hang.evidence[:2] if hang is not None and hung else ())
     port, of_port = around_the_loss(roles, first)
-    inferred = not hung and len(lines) > len(same)  # from what its neighbours say
     of_others = bool(whom.title) and kind.strength is Strength.TRANSPORT  # why it is not reached any more, its own logs tell
     known = kind.known and not of_others
     missing = () if kind.known else kind.missing
@@ -239,7 +245,12 @@ def _verdict(
             f"what rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
         )
     if not ranks and not kind.job and not hung and not whom.title:
-        missing += ("which rank it was: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
+        last = (
+            ", for the launcher prints the command (--local_rank) of the last process that it started, whichever ended first"
+            if "--local_rank=" in first["text"] and "exits with return code" in first["text"]
+            else ""
+        )
+        missing += (f"which rank it was{last}: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
     return Death(
         attempt,
         status=_STATUS.get(kind.category, "failed"),
@@ -247,7 +258,7 @@ def _verdict(
         kind=kind.name,
         known=known,
         confidence=Confidence.HIGH if known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
-        title=title_of(kind, first, whom, topology) + port + (f"; {begun.said}" if begun is not None else ""),
+        title=title_of(worded, first, whom, topology) + port + (f"; {begun.said}" if begun is not None else ""),
         ranks=ranks,
         stages=stages,
         hosts=hosts,
@@ -255,7 +266,7 @@ def _verdict(
         hang_ns=hang.begin_ns if hang is not None and hung else None,
         step=last_step(work),
         phase=phase_of(placed, work, first),
-        evidence=(*_evidence(roles, lines, ending, before), *of_port),
+        evidence=(*_evidence(roles, lines, ending, whom, (*before, *seen_by(kind, placed, ranks))), *of_port),
         consequences=consequences_of(roles, () if hung else ranks),
         missing=still_missing(hang if hung else None, missing),
         advice=tuple(look_first(hang if hung else None, kind.advice(case))),
@@ -390,7 +401,7 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
     return int(times[-1]), f"; no step was made in the {seconds(gap)} before"
 
 
-def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
+def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
     """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
     out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before}
     for place in lines[:4]:
@@ -398,9 +409,8 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, before: tup
         out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
         if row["name"] == "traceback-cut" and not pd.isna(row["value"]):  # the last frame that is there
             out.setdefault((row["file"], int(row["value"])), Evidence(str(row["file"]), int(row["value"]), None))
-    codes = roles[roles["code"].notna()]
-    if len(codes):
-        row = codes.iloc[0]
+    row = of_its_end(roles, whom.ranks, whom.hosts)
+    if row is not None:
         last = row["name"] == "exit-code" and "exits with return code" in row["text"]
         if not (last and len(out) > len(before)):  # it names the command of the last local rank, whichever failed: no proof where others speak
             out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))

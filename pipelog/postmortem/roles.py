@@ -21,6 +21,8 @@ _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TR
 _SURVIVED = 2
 """Steps made after an error from which on it was survived: one line may have been under way when it came."""
 _MOST_GROUPS = 60
+_NUMBERED = r"\bXid(?: \([^)]*\): |=)(\d+)"
+"""Of what a number tells apart (its number is its meaning) each is a group of its own."""
 _FEW_LINES = 12
 """Lines that others may still write behind the last one of a process."""
 _WORDS = frozenset({"level", "bare-exception"})
@@ -212,7 +214,8 @@ def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[d
     rest = roles[roles["role"].isin([Role.CASCADE.value, Role.TEARDOWN.value])]
     rest = rest[~((rest["name"] == "killed") & rest["rank"].isin(began))]
     out = []
-    for (role, error), found in rest.groupby(["role", "error"], sort=False):
+    meant = rest["text"].str.extract(_NUMBERED, expand=False).where(rest["error"] == "xid-application").fillna("")
+    for (role, error, _), found in rest.groupby(["role", "error", meant], sort=False):
         row, mine = found.iloc[0], found
         says = KINDS[str(error)].says
         if KINDS[str(error)].category == "hang":

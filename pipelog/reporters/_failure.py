@@ -145,9 +145,13 @@ def _said(given: JSON) -> str:
         return f"{count(lines, 'line')}{of} like “{what.removeprefix('said: ')}”"
     if not ranks:
         return f"{f'{lines:,} lines' if lines > 1 else 'one line'}: {what.removeprefix('was ')}"
-    plural = f"were {what.removeprefix('was ')}" if what.startswith("was ") and len(ranks) > 1 else what
+    verb, _, rest = what.partition(" ")
+    plural = f"{_PLURALS.get(verb, verb)} {rest}" if len(ranks) > 1 else what
     more = f" ({count(lines, 'line')})" if lines > len(ranks) else ""
     return f"{_ranks(ranks)} {plural}{more}"
+
+
+_PLURALS = {"was": "were", "has": "have", "is": "are", "needs": "need", "misses": "miss"}
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -11,7 +11,9 @@ from pipelog.postmortem.schedulers import of_a_node
 
 _MACHINE_CHECK = r"Machine Check Exception|Machine Check: \w+ Bank \d+: [abef]"
 """Uncorrected only (bit 61 of the bank's status): corrected errors of memory are logged every day, and nothing comes of them."""
-_XID_HARDWARE = r"Xid(?: \([^)]*\): |=)(?:48|64|74|79|9[45]|119|120|14[0-9]|15[04])\b"
+_XID_HARDWARE = r"Xid(?: \([^)]*\): |=)(?:48|64|74|79|9[45]|119|120|14(?:[0-3]|[4-9]\b(?!,[^\n]*\bNonfatal\b))|15(?:4|0\b(?!,[^\n]*\bNonfatal\b)))\b"
+_LINK = r"(?i:nvlink)|Xid(?: \([^)]*\): |=)(?:74|14[4-9]|150)\b|SXid"
+"""NVLink's own: 74, since Blackwell 144 to 150, which also say whether they are fatal."""
 
 
 @kind(
@@ -25,9 +27,11 @@ _XID_HARDWARE = r"Xid(?: \([^)]*\): |=)(?:48|64|74|79|9[45]|119|120|14[0-9]|15[0
 def gpu_broken(case: Case) -> Iterator[Advice]:
     """An uncorrectable memory error, a lost link or a device that is gone: the hardware says it itself."""
     host = case.host or "that host"
-    yield Advice(
-        f"take {host} out of the pool before the restart, and have its GPUs checked: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT`, `dcgmi diag -r 3`"
-    )
+    if case.match(_LINK):
+        look = "`nvidia-smi nvlink -e`, `nvidia-smi nvlink -s`, the log of its fabric manager (the other end of the link, or the switch, may be the broken one)"
+    else:
+        look = "`nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT`"
+    yield Advice(f"take {host} out of the pool before the restart, and have its GPUs checked: {look}, `dcgmi diag -r 3`")
     yield Advice("restart from the last checkpoint on other nodes")
 
 

@@ -130,7 +130,12 @@ _LOADER = r"(?i)pt_data_worker|DataLoader worker"
 
 def _host_memory(case: Case) -> Iterator[Advice]:
     where = f" on {case.host}" if case.host else ""
-    yield Advice(f"look at the memory of the host{where} over the run: `dmesg -T | grep -i -A3 oom`, the cgroup's memory.max and memory.peak")
+    if case.limit:
+        yield Advice(
+            f"raise what the job may use (`--mem` of Slurm, limits.memory of a container), or use less: the cgroup's memory.peak{where} against memory.max"
+        )
+    else:
+        yield Advice(f"look at the memory of the host{where} over the run: `dmesg -T | grep -i -A3 oom`, the cgroup's memory.max and memory.peak")
     if case.fact("config.zero_optimization.offload_optimizer.device") == "cpu" or case.fact("config.zero_optimization.offload_param.device") == "cpu":
         yield Advice("offload to the CPU keeps optimizer states in host memory: fewer ranks a host, or no offload on the largest stage")
     p, stage = case.topology.pp, case.stage

@@ -23,6 +23,11 @@ _EXCEPTION = ("python-exception", "level")
 )
 def batch_sizes(case: Case) -> Iterator[Advice]:
     """train_batch_size = micro-batch x accumulation steps x data-parallel replicas; the last factor is not the number of GPUs."""
+    if case.apart:
+        yield Advice(
+            f"only {case.apart} refuses them: compare the configuration that it reads with that of the other hosts (`sha256sum` on each), its code and environment too, and copy the right one; no number has to change where the others run with theirs"
+        )
+        return
     numbers = case.match(r"(\d+) != (\d+) \* (\d+) \* (\d+)")
     if numbers:
         train, micro, m, dp = (int(n) for n in numbers.groups())
