@@ -16,7 +16,7 @@ from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hang_advice import look_at, look_first, still_missing
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.identities import Identities
-from pipelog.postmortem.kinds import KINDS, Role, Strength
+from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.left_over import LeftOver, left_over
 from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
@@ -235,22 +235,7 @@ def _verdict(
     port, of_port = around_the_loss(roles, first)
     of_others = bool(whom.title) and kind.strength is Strength.TRANSPORT  # why it is not reached any more, its own logs tell
     known = kind.known and not of_others
-    missing = () if kind.known else kind.missing
-    if whom.title and not known:
-        missing = (
-            f"why: the kernel log of {listed(hosts) or 'that host'}, whether it was up (`last -x`, the scheduler), the counters of its ports (`ibqueryerrors`)",
-        )
-    elif kind.name == "peer-gone" and ranks:
-        missing = (
-            f"what rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
-        )
-    if not ranks and not kind.job and not hung and not whom.title:
-        last = (
-            ", for the launcher prints the command (--local_rank) of the last process that it started, whichever ended first"
-            if "--local_rank=" in first["text"] and "exits with return code" in first["text"]
-            else ""
-        )
-        missing += (f"which rank it was{last}: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
+    missing = _missing(kind, first, whom, known=known)
     return Death(
         attempt,
         status=_STATUS.get(kind.category, "failed"),
@@ -273,6 +258,27 @@ def _verdict(
         roles=roles,
         label=whom.label,
     )
+
+
+def _missing(kind: Kind, first: pd.Series, whom: Whom, *, known: bool) -> tuple[str, ...]:
+    """What would tell more: the cause where it is not known, and whom it hit."""
+    missing = () if kind.known else kind.missing
+    if whom.title and not known:
+        missing = (
+            f"why: the kernel log of {listed(whom.hosts) or 'that host'}, whether it was up (`last -x`, the scheduler), the counters of its ports (`ibqueryerrors`)",
+        )
+    elif kind.name == "peer-gone" and whom.ranks:
+        missing = (
+            f"what rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
+        )
+    if not whom.ranks and not kind.job and kind.category != "hang" and not whom.title:
+        last = (
+            ", for the launcher prints the command (--local_rank) of the last process that it started, whichever ended first"
+            if "--local_rank=" in first["text"] and "exits with return code" in first["text"]
+            else ""
+        )
+        missing += (f"which rank it was{last}: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
+    return missing
 
 
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
