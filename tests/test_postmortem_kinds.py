@@ -71,7 +71,13 @@ def test_a_wording_means_its_kind(name: str) -> None:
     assert set(errors["category"]) == {case["category"]}
     assert set(errors["role"]) == {case.get("role", "initiating")}
     death: Death = made["death"]
-    if KINDS[name].strength is Strength.WORD and name not in ("left-with-code", "left-with-state", "bare-exception", "traceback-cut", "traceback-cut-below"):
+    if KINDS[name].strength is Strength.WORD and name not in (
+        "left-with-code",
+        "left-with-state",
+        "bare-exception",
+        "traceback-cut",
+        "traceback-cut-below",
+    ):
         assert death.category is None  # words alone end nothing
         return
     assert death.kind == case.get("alone", name)
