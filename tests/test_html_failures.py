@@ -76,7 +76,17 @@ def test_what_is_not_known_is_said_so() -> None:
     given = changed(
         OOM,
         run={"last_step": 30, "lost_steps": None},
-        failure={"ranks": [], "stages": [], "hosts": [], "at": None, "step": None, "phase": None, "cause_known": False},
+        failure={
+            "ranks": [],
+            "stages": [],
+            "hosts": [],
+            "at": None,
+            "not_before": None,
+            "not_after": None,
+            "step": None,
+            "phase": None,
+            "cause_known": False,
+        },
     )
     assert [f.known for f in (*facts(given), *labels(given))] == [False, False, False, True, True, False]
     assert "cannot be told" in facts(given)[2].value

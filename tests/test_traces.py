@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -141,8 +142,9 @@ def test_operators_alone_give_the_passes_that_frames_show() -> None:
     from pipelog.tables.instructions import _from_operators  # noqa: PLC0415
 
     for trace in made["host_traces"]:
-        built = _from_operators(trace)
-        assert built is not None
+        made_of = _from_operators(trace)
+        assert made_of is not None
+        built = pd.DataFrame(made_of)
         for word in ("forward", "backward"):
             frames = shown[(shown["rank"] == trace.rank) & (shown["instruction"] == word)].sort_values("start_ns")
             rows = built[built["instruction"] == word].sort_values("start_ns")

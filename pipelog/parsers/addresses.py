@@ -45,6 +45,7 @@ _LOCAL = ("127.", "::1", "fe00:", "ff00:", "ff02:", "0.0.0.0")  # noqa: S104
     mark=("127.0.0.1 localhost", "127.0.0.1\tlocalhost", "127.0.0.1   localhost", "127.0.0.1       localhost"),
     head=r"^$",
     most=5000,
+    whole=True,
 )
 def hosts(found: Block) -> Iterator[Row]:
     """Give the addresses of a table of hosts, one row a name, from the line of the local one on."""

@@ -49,7 +49,8 @@ def whom_of(
     if kind.category == "hang":
         ranks, why = (hang.ranks, hang.why) if hang is not None else ((), "")
         lines = list(hang.lines) if hang is not None and hang.lines else lines
-        if hang is None or not hang.doing:  # else they are of both sides in turn
+        shown = roles.loc[[place for place in lines if place in roles.index]]
+        if (hang is None or not hang.doing) and set(ranks).isdisjoint(ranks_of(shown)):  # else they are of both sides in turn
             lines = _neighbours_first(lines, ranks, roles, topology)
         return Whom(
             ranks,

@@ -173,7 +173,9 @@ def _place(record: Record, written: Form) -> str:
     rank = _number(record, written.rank)
     told = [(axis, next((n for key in keys if (n := _number(record, key)) is not None), None)) for axis, keys in _AXES.items()]
     axes = [f"{axis}={number}" for axis, number in told if number is not None]
-    return " ".join([f"rank={rank}", *axes]) if rank is not None and axes else ""
+    host = _field(record, written.host) if written.host else None
+    on = [f"host={host}"] if isinstance(host, str) and _NAME.match(host) else []
+    return " ".join([f"rank={rank}", *on, *axes]) if rank is not None and axes else ""
 
 
 def _level(record: Record) -> str:
