@@ -139,3 +139,12 @@ def _shown(match: re.Match[str]) -> str:
     if code == 0x7F:
         return "\u2421"
     return "\ufffd" if code < 0xA0 or 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
+
+
+NAMELESS = frozenset({"localhost", "127.0.0.1"})
+"""What a launcher calls a single host: no name by which others know it."""
+
+
+def short_host(host: str) -> str:
+    """A host's name without its domain, in small letters; an address stays whole."""
+    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import listed
+from pipelog._text import listed, short_host
 from pipelog.postmortem.kinds import Kind, Role
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
@@ -48,9 +48,9 @@ def blamed_of(roles: pd.DataFrame, kind: Kind, placed: pa.Table, topology: Topol
     named = {host for address in set(peers) for host in known.get(address, {address})}
     address = str(peers.iloc[0])
     found = next(iter(named)) if len(named) == 1 else None
-    if found is None or _short(found) in {_short(h) for h in hosts}:
+    if found is None or short_host(found) in {short_host(h) for h in hosts}:
         return None
-    place = topology.ranks[topology.ranks["host"].map(lambda h: isinstance(h, str) and _short(h) == _short(found)).astype(bool)]
+    place = topology.ranks[topology.ranks["host"].map(lambda h: isinstance(h, str) and short_host(h) == short_host(found)).astype(bool)]
     ranks = tuple(int(r) for r in place["rank"])
     stages = {int(s) for s in place["stage"].dropna()}
     host = str(place["host"].iloc[0]) if len(place) else found if found != address else None
@@ -81,8 +81,3 @@ def _one(names: set[str]) -> set[str]:
     """The shortest where all others only add to it: `node-2`, `node-2-ib`, `node-2.cluster`."""
     shortest = min(names, key=len)
     return {shortest} if all(name.startswith(shortest) for name in names) else names
-
-
-def _short(host: str) -> str:
-    """A host's name without its domain; an address stays whole."""
-    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]

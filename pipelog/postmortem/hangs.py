@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipelog._text import count, listed, seconds
 from pipelog.findings import Confidence
 from pipelog.postmortem.flights import Flights
+from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import Role
 from pipelog.postmortem.neighbours import left_before, towards
 from pipelog.postmortem.silence import Silence
@@ -79,12 +80,13 @@ def heard(placed: pa.Table, topology: Topology) -> frozenset[int]:
     return frozenset(int(r) for r in out)
 
 
-@table("hang", needs=("errors", "heard", "placed", "topology", "flights", "stacks", "silence"))
+@table("hang", needs=("errors", "heard", "placed", "topology", "identities", "flights", "stacks", "silence"))
 def hang(
     errors: pd.DataFrame,
     heard: frozenset[int],
     placed: pa.Table,
     topology: Topology,
+    identities: Identities,
     flights: Flights | None,
     stacks: Stacks | None,
     silence: Silence | None,
@@ -120,7 +122,7 @@ def hang(
             or _idle(errors, waits, topology, begin)
             or Hang((), "", None, begin, lines)
         )
-        found = _gone(found, left_before(placed, waits), topology)
+        found = _gone(found, left_before(placed, waits, identities), topology)
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
         return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing, stood=stood)
     if found is None and silence is not None:

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.postmortem.neighbours import local_ranks
 from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
 
@@ -23,43 +22,62 @@ _XID_OF = re.compile(r"\bpid='?(\d{1,9})\b")
 _BUS = re.compile(r"(?i)^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-7])?$")
 
 
+class Ranked:
+    """Ranks by host and key: a process, a bus address. The host is null where there is one, or none is named."""
+
+    __slots__ = ("by_host", "by_key")
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.by_host: dict[str | None, dict[Any, int]] = {}
+        self.by_key: dict[Any, dict[str | None, int]] = {}
+
+    def put(self, host: str | None, key: Any, rank: int, *, over: bool = False) -> None:
+        """Note the rank of a key on a host; over: also where another one is noted."""
+        if over or key not in self.by_host.get(host, {}):
+            self.by_host.setdefault(host, {})[key] = rank
+            self.by_key.setdefault(key, {})[host] = rank
+
+    def find(self, host: str | None, key: Any) -> int | None:
+        """The rank of a key on a host; also without its host where it is known on one alone, or where there is one host, whatever its name."""
+        known = self.by_key.get(key, {})
+        if host in known:
+            return known[host]
+        one = len(self.by_host) <= 1 or (host is None and len(known) == 1)
+        return next(iter(known.values()), None) if one else None
+
+
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Ranks of processes, bus addresses and local ranks, by host; the host is null where there is one, or none is named.
+    """Ranks of processes, of the workers of their data loaders, of bus addresses and local ranks.
 
-    counted: hosts whose local ranks nobody states: they follow from which ranks are there.
+    counted: hosts whose local ranks nobody states: they follow from which ranks are there. only: the one host whose are stated, null where there are several.
     """
 
-    processes: dict[tuple[str | None, Any], int]
-    buses: dict[tuple[str | None, Any], int]
+    processes: Ranked
+    workers: Ranked
+    buses: Ranked
     locals: dict[tuple[str | None, Any], int]
     counted: frozenset[str | None] = frozenset()
+    only: str | None = None
 
     def of_process(self, host: str | None, pid: int) -> int | None:
         """The rank of a process; of a number that is used once also where its host is not known, or has another name."""
-        return _found(self.processes, host, pid)
+        known = self.processes.find(host, pid)
+        return self.workers.find(host, pid) if known is None else known
 
     def of_bus(self, host: str | None, address: str | None) -> int | None:
         """The rank whose device has a bus address, which hosts of one make have in common: on the host named, or where there is one."""
         known = _normal(address)
-        return None if known is None else _found(self.buses, host, known)
+        return None if known is None else self.buses.find(host, known)
 
     def of_local(self, host: str | None, label: str) -> int | None:
         """The rank of `local 3` on a host; where only one has local ranks, also where it is not named."""
-        hosts = {h for h, _ in self.locals} - self.counted
-        return self.locals.get((host or (next(iter(hosts)) if len(hosts) == 1 else None), label))
+        return self.locals.get((host or self.only, label))
 
     def of_gpu(self, host: str | None, number: str) -> int | None:
         """The rank that calls a GPU by this number: its local rank, but for a 0 that each process may have for the only device that it sees."""
         return None if number == "0" and host in self.counted else self.of_local(host, f"local {number}")
-
-
-def _found(known: dict[tuple[str | None, Any], int], host: str | None, key: Any) -> int | None:
-    if (host, key) in known:
-        return known[host, key]
-    hosts = {h for h, _ in known}
-    one = len(hosts) <= 1 or (host is None and sum(k == key for _, k in known) == 1)
-    return next((rank for (_, k), rank in known.items() if k == key), None) if one else None
 
 
 @table("identities", needs=("placed", "topology"))
@@ -68,26 +86,45 @@ def identities(placed: pa.Table, topology: Topology) -> Identities:
     that has all ranks), or that load data for a rank; devices that NCCL names, that a kernel's Xid ties to a process, or whose number a table of nvidia-smi and the launcher's
     list of devices tie to a local rank.
     """
-    local = local_ranks(placed)
+    local = _stated(placed)
     rows = frame(placed, ("process",), ("name", "rank", "host", "label", "value", "steps", "text"))
     sizes = rows.loc[rows["name"] == "nccl", "steps"].dropna()
     processes, buses = _told(rows, local, topology.world_size or len(topology.ranks) or (int(sizes.max()) if len(sizes) else None))
     xid = frame(placed, ("error",), ("name", "host", "group", "text")).query("name == 'kernel-xid'")
     counted = _counted(topology, local)
-    made = Identities(processes, buses, local | counted, frozenset(host for host, _ in counted))
+    stated = {host for host, _ in local}
+    workers = _workers(placed)
+    only = next(iter(stated)) if len(stated) == 1 else None
+    made = Identities(processes, workers, buses, local | counted, frozenset(host for host, _ in counted), only)
     for host, address, text in zip(xid["host"], xid["group"], xid["text"], strict=True):
         if (said := _XID_OF.search(text or "")) and (bus := _normal(address)) is not None:
             rank = made.of_process(_word(host), int(said[1]))
             if rank is not None:
-                buses.setdefault((_word(host), bus), rank)
+                buses.put(_word(host), bus, rank)
+    for host, bus, rank in _numbered(placed, local):
+        buses.put(host, bus, rank)
+    return made
+
+
+def _workers(placed: pa.Table) -> Ranked:
+    found = Ranked()
     errors = frame(placed, ("error",), ("rank", "host", "text")).dropna(subset=["rank", "text"])
     loaders = errors[errors["text"].str.contains("DataLoader worker", regex=False)]
     for rank, host, text in zip(loaders["rank"], loaders["host"], loaders["text"], strict=True):
         for listed in _LOADERS.findall(text):
-            processes |= {(_word(host), int(pid)): int(rank) for pid in listed.split(", ")}
-    for host, bus, rank in _numbered(placed, local):
-        buses.setdefault((host, bus), rank)
-    return made
+            for pid in listed.split(", "):
+                found.put(_word(host), int(pid), int(rank), over=True)
+    return found
+
+
+def _stated(placed: pa.Table) -> dict[tuple[str | None, str], int]:
+    """(host, `local 3`) → rank, as launchers told it: when they started it, or when it had failed on a host that they name."""
+    places = frame(placed, ("place", "process", "end"), ("kind", "rank", "host", "label"))
+    places = places[(places["kind"] != "end") | places["host"].notna()].dropna(subset=["rank", "label"])
+    found: dict[tuple[str | None, str], set[int]] = {}
+    for host, label, rank in zip(places["host"], places["label"], places["rank"], strict=True):
+        found.setdefault((host if isinstance(host, str) else None, str(label)), set()).add(int(rank))
+    return {key: ranks.pop() for key, ranks in found.items() if len(ranks) == 1}
 
 
 def _counted(topology: Topology, local: dict[tuple[str | None, str], int]) -> dict[tuple[str | None, Any], int]:
@@ -109,24 +146,22 @@ def _counted(topology: Topology, local: dict[tuple[str | None, str], int]) -> di
     }
 
 
-def _told(
-    rows: pd.DataFrame, local: dict[tuple[str | None, str], int], world: int | None
-) -> tuple[dict[tuple[str | None, Any], int], dict[tuple[str | None, Any], int]]:
-    processes: dict[tuple[str | None, Any], int] = {}
-    buses: dict[tuple[str | None, Any], int] = {}
+def _told(rows: pd.DataFrame, local: dict[tuple[str | None, str], int], world: int | None) -> tuple[Ranked, Ranked]:
+    """(processes, buses)"""
+    processes, buses = Ranked(), Ranked()
     columns = ("name", "rank", "host", "label", "value", "steps", "text")
     for name, rank, host, label, pid, size, text in zip(*(rows[c] for c in columns), strict=True):
         if pd.isna(pid):
             continue
-        key = (_word(host), int(pid))
+        on = _word(host)
         if name == "nccl" and not pd.isna(rank) and (world is None or pd.isna(size) or int(size) == world):
-            processes[key] = int(rank)
+            processes.put(on, int(pid), int(rank), over=True)
             if isinstance(text, str):
-                buses[key[0], text] = int(rank)
+                buses.put(on, text, int(rank), over=True)
         elif name in ("spawned", "worker"):
-            known = rank if not pd.isna(rank) else local.get((key[0], label)) if isinstance(label, str) else None
+            known = rank if not pd.isna(rank) else local.get((on, label)) if isinstance(label, str) else None
             if known is not None and not pd.isna(known):
-                processes.setdefault(key, int(known))
+                processes.put(on, int(pid), int(known))
     return processes, buses
 
 

@@ -32,11 +32,11 @@ def left_over(placed: pa.Table, who: Identities, work: pd.DataFrame) -> LeftOver
     killed = rows[(rows["name"] == "killed") & rows["value"].notna()]
     last = work.dropna(subset=["step"]).groupby("file")["line"].max()
     killed = killed[killed["line"] > killed["file"].map(last).fillna(-1)]
-    hosts = {h for h, _ in who.processes}
+    by_host = who.processes.by_host
+    groups = dict(tuple(killed.groupby("host")))
     found = []
-    for host in hosts:
-        mine = {pid: rank for (h, pid), rank in who.processes.items() if h == host}
-        taken = killed[killed["host"].isna() | (killed["host"] == host)] if len(hosts) == 1 else killed[killed["host"] == host]
+    for host, mine in by_host.items():
+        taken = killed[killed["host"].isna() | (killed["host"] == host)] if len(by_host) == 1 else groups.get(host, killed.iloc[:0])
         down = {int(pid) for pid in taken["value"]} & set(mine)
         missing = set(mine) - down
         if len(missing) == 1 and len(down) >= _FEWEST:

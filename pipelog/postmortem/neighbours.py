@@ -1,10 +1,11 @@
-"""Who waits for whom along a pipeline, which rank a local rank on a host is, and who left before the others."""
+"""Who waits for whom along a pipeline, and who left before the others."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pyarrow as pa
 
+from pipelog.postmortem.identities import Identities
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -33,36 +34,17 @@ def neighbour(topology: Topology, rank: int, way: int) -> int | None:
     return int(same.index[0]) if len(same) == 1 else None
 
 
-def local_ranks(placed: pa.Table) -> dict[tuple[str | None, str], int]:
-    """(host, `local 3`) → rank, as launchers told it: when they started it, or when it had failed on a host that they name."""
-    places = frame(placed, ("place", "process", "end"), ("kind", "rank", "host", "label"))
-    places = places[(places["kind"] != "end") | places["host"].notna()].dropna(subset=["rank", "label"])
-    found: dict[tuple[str | None, str], set[int]] = {}
-    for host, label, rank in zip(places["host"], places["label"], places["rank"], strict=True):
-        found.setdefault((host if isinstance(host, str) else None, str(label)), set()).add(int(rank))
-    return {key: ranks.pop() for key, ranks in found.items() if len(ranks) == 1}
-
-
-def left_before(placed: pa.Table, waits: pd.DataFrame) -> dict[int, tuple[str, int]]:
+def left_before(placed: pa.Table, waits: pd.DataFrame, who: Identities) -> dict[int, tuple[str, int]]:
     """Rank → (file, line) of the launcher's word that its process exited successfully, above the first of *waits* or before its time."""
-    local = local_ranks(placed)
-    rows = frame(placed, ("end", "process"), ("name", "rank", "host", "label", "value", "start_ns", "file", "line"))
-    rows = rows[rows["name"].isin(["spawned", "exit-success"]) & rows["value"].notna()]
+    rows = frame(placed, ("end",), ("name", "rank", "host", "value", "start_ns", "file", "line"))
+    rows = rows[(rows["name"] == "exit-success") & rows["value"].notna()]
     first = waits.groupby("file")["line"].min()
     begin = waits["at_ns"].min()
-    pids: dict[tuple[str | None, int], int] = {}
-    alone = len(set(rows.loc[rows["name"] == "spawned", "host"].dropna())) <= 1
     left: dict[int, tuple[str, int]] = {}
     for row in rows.itertuples(index=False):
-        host = row.host if isinstance(row.host, str) else None
-        if row.name == "spawned":
-            known = row.rank if not pd.isna(row.rank) else local.get((host, row.label))
-            if known is not None:
-                pids[None if alone else host, int(row.value)] = int(known)
-            continue
-        rank = row.rank if not pd.isna(row.rank) else pids.get((None if alone else host, int(row.value)))
+        rank = who.of_process(row.host if isinstance(row.host, str) else None, int(row.value)) if pd.isna(row.rank) else int(row.rank)
         above = row.file in first.index and row.line < first[row.file]
         early = not pd.isna(begin) and not pd.isna(row.start_ns) and row.start_ns < begin and row.file not in first.index
         if rank is not None and (above or early):
-            left[int(rank)] = (str(row.file), int(row.line))
+            left[rank] = (str(row.file), int(row.line))
     return left

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog._text import short_host
 from pipelog.postmortem.kinds import Kind, Role
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
@@ -25,19 +26,19 @@ def not_missed(roles: pd.DataFrame) -> None:
     states = roles["name"].isin(_STATES)
     if not states.any():
         return
-    missed = {short(h) for h in roles.loc[roles["name"].isin(_LOST), "host"] if isinstance(h, str)}
-    away = states & ~roles["host"].map(lambda h: isinstance(h, str) and short(h) in missed).astype(bool)
+    missed = {short_host(h) for h in roles.loc[roles["name"].isin(_LOST), "host"] if isinstance(h, str)}
+    away = states & ~roles["host"].map(lambda h: isinstance(h, str) and short_host(h) in missed).astype(bool)
     roles.loc[away, ["role", "why"]] = [Role.BENIGN.value, "the job's launcher does not miss that node"]
 
 
 def ranks_of_node(kind: Kind, same: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
     """The ranks of the one node that is gone, or from which a pod was, where it is known of every rank on which node it was."""
-    hosts = {short(h) for h in same["host"] if isinstance(h, str)}
+    hosts = {short_host(h) for h in same["host"] if isinstance(h, str)}
     of_node = kind.name in _OF_NODES or (same["name"] == "k8s-evicted").all()
     if not of_node or len(hosts) != 1 or not len(topology.ranks) or topology.ranks["host"].isna().any():
         return ()
     host = hosts.pop()
-    mine = topology.ranks[topology.ranks["host"].map(short) == host]
+    mine = topology.ranks[topology.ranks["host"].map(short_host) == host]
     return tuple(sorted(int(r) for r in mine["rank"])) if len(mine) < len(topology.ranks) else ()
 
 
@@ -75,8 +76,3 @@ def speaking(placed: pa.Table) -> set[str]:
     kinds, names = (placed.column(c).cast(pa.string()) for c in ("kind", "name"))
     own = pc.invert(pc.or_(pc.equal(kinds, "end"), pc.and_(pc.equal(kinds, "place"), pc.not_equal(names, "introduced"))))
     return {h for h in placed.column("host").filter(own).unique().to_pylist() if isinstance(h, str)}
-
-
-def short(host: str) -> str:
-    """A host's name without its domain, in small letters; an address stays whole."""
-    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]

@@ -25,7 +25,12 @@ _EXCEEDED = re.compile(r"(?i)exceeded (?:\w+ )?memory limit|TERM_MEMLIMIT")
 
 
 def told_again(roles: pd.DataFrame, same: pd.DataFrame, first: pd.Series, kind: Kind, lines: list[int], ranks: tuple[int, ...]) -> pd.Index:
-    """Rows of the same kind in which another source speaks of it: the kernel of a rank's device, the scheduler of the job, ssh of the launcher's code."""
+    """Rows of the same kind in which another source speaks of it: the kernel of a rank's device, the scheduler of the job, ssh of the launcher's code.
+
+    Of a hang none: those who wait only say that they do.
+    """
+    if kind.category == "hang":
+        return roles.index[:0]
     mine = roles[(roles["error"] == kind.name) & ~roles.index.isin(same.index) & ~roles["role"].isin([Role.BENIGN.value, Role.TEARDOWN.value])]
     other = mine["name"] != first["name"]
     of_job = kind.job and not ranks

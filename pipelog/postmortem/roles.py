@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pipelog._text import count
+from pipelog._text import NAMELESS, count, short_host
 from pipelog.postmortem.hangs import told_of_others
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.wording import filled
@@ -103,17 +103,13 @@ def _elsewhere(roles: pd.DataFrame, work: pd.DataFrame, ending: Ending) -> None:
 
 def of_other_hosts(roles: pd.DataFrame, topology: Topology) -> None:
     """What the kernel of a host says on which no rank of the job runs is benign. Full names and short ones are the same host."""
-    known = {_short(h) for h in topology.ranks["host"] if isinstance(h, str)} if len(topology.ranks) else set()
-    if not known or topology.ranks["host"].isna().any() or known & {"localhost", "127"}:
+    known = {short_host(h) for h in topology.ranks["host"] if isinstance(h, str)} if len(topology.ranks) else set()
+    if not known or topology.ranks["host"].isna().any() or known & NAMELESS:
         return
-    away = roles["name"].str.startswith(("kernel", "storage")) & roles["host"].map(lambda h: isinstance(h, str) and _short(h) not in known).astype(
-        bool
-    )
+    away = roles["name"].str.startswith(("kernel", "storage")) & roles["host"].map(
+        lambda h: isinstance(h, str) and short_host(h) not in known
+    ).astype(bool)
     roles.loc[away, ["role", "why"]] = [Role.BENIGN.value, "no rank of the job runs on that host"]
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0].lower()
 
 
 def late_launches(roles: pd.DataFrame, work: pd.DataFrame) -> None:

@@ -26,7 +26,6 @@ _AWAITED = frozenset({"rendezvous", "store-barrier"})
 """Kinds that those who wait for others say."""
 _OF_ONE = frozenset({"port-in-use"})
 """Kinds of the whole job that are a single rank's where only one says it: the one that opens the store."""
-_BY_THE_KERNEL = frozenset({"kernel-oom"})
 _OF_A_STAGE = re.compile(r"state_dict|size mismatch|layer_\d|mp_rank_\d|zero_pp_rank_\d")
 """Of a checkpoint what each stage has for itself: its weights and its files."""
 _LATE = frozenset({"dependency"})
@@ -81,8 +80,6 @@ def whom_of(
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
-    if kind.category == "host.oom" and same.iloc[0]["name"] not in _BY_THE_KERNEL:
-        lines = [*_as_the_kernel_says(roles, same), *lines]
     hosts = hosts_of(ranks, same.iloc[:0] if kind.name in _AWAITED else same, topology)  # who waited in vain is not who did not come
     if kind.name in _AWAITED and not hosts:
         unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
@@ -105,14 +102,6 @@ def _neighbours_first(lines: list[int], ranks: tuple[int, ...], roles: pd.DataFr
     beside = {n for rank in ranks for way in (-1, 1) if (n := neighbour(topology, rank, way)) is not None} - set(ranks)
     near = {place for place in lines if place in roles.index and not pd.isna(rank := roles.at[place, "rank"]) and int(rank) in beside}
     return sorted(lines, key=lambda place: place not in near)
-
-
-def _as_the_kernel_says(roles: pd.DataFrame, same: pd.DataFrame) -> list[int]:
-    """Places of the kernel's own lines on the same host, the one that names the process first, for the scheduler only counts them."""
-    hosts = set(same["host"].dropna())
-    mine = roles[roles["name"].isin(_BY_THE_KERNEL) & (roles["role"] != Role.BENIGN.value)]
-    mine = mine[mine["host"].isna() | mine["host"].isin(hosts)] if hosts else mine
-    return [int(place) for place in mine.sort_values("value", na_position="last", kind="stable").index[:2]]
 
 
 def _named_in(kind: Kind, same: pd.DataFrame, placed: pa.Table, topology: Topology) -> tuple[int, ...]:

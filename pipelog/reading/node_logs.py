@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog._text import short_host
 from pipelog.events import WORD
 
 _WHAT = re.compile(r"(?i)(?:^|(?<=[-_.]))(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?|sol|bmc|ipmi(?:tool)?|serial|console)(?=[-_.]|$)")
@@ -53,10 +54,10 @@ def _of_nodes(table: pa.Table) -> pa.Table:
     if not pc.any(mine).as_py():
         return table
     texts = pc.filter(table.column("text"), _named(table.column("kind"), pc.equal, "error")).drop_null().to_pylist()
-    known = {_short(host) for host in table.column("host").unique().to_pylist() if host}
-    known |= {_short(m.group(1)) for text in texts for m in _ADDRESS.finditer(text)}
+    known = {short_host(host) for host in table.column("host").unique().to_pylist() if host}
+    known |= {short_host(m.group(1)) for text in texts for m in _ADDRESS.finditer(text)}
     stems = {file: _SUFFIX.sub("", PurePosixPath(file).name) for file in table.column("file").unique().to_pylist() if file}
-    hosts = [stem for stem in stems.values() if _short(stem) in known]
+    hosts = [stem for stem in stems.values() if short_host(stem) in known]
     forms = {_form(stem) for stem in hosts}
     if len(set(hosts)) < 2 or len(forms) != 1:
         return _filled(table, mine, _by_number(table, stems))
@@ -162,14 +163,9 @@ def host_of_name(shown: str, known: list[str]) -> str | None:
     if not _WHAT.search(stem):
         return None
     own = _WHAT.sub("", stem).strip("-_.")
-    short = {_short(host): host for host in known}
+    short = {short_host(host): host for host in known}
     shapes = {_DIGITS.sub("#", host) for host in short if _DIGITS.search(host)}
     for word in (own, path.parent.name):
-        if host := short.get(_short(word)):
+        if host := short.get(short_host(word)):
             return host
-    return next((word for word in (own, path.parent.name) if _DIGITS.sub("#", _short(word)) in shapes), None)
-
-
-def _short(host: str) -> str:
-    """A host's name without its domain; an address stays whole."""
-    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
+    return next((word for word in (own, path.parent.name) if _DIGITS.sub("#", short_host(word)) in shapes), None)

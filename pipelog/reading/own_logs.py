@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog._text import NAMELESS, short_host
 from pipelog.events import WORD
 from pipelog.reading.node_logs import pods
 
@@ -22,7 +23,6 @@ _SPOKEN = ("error", "end", "process", "stack", "place", "device")
 _OF_ALL = frozenset({"topology", "rank-line", "megatron-parameters", "launcher"})
 """Places that one process prints of many, or without a word of where it is itself."""
 _SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|err|csv|jsonl?|gz|zst))+$")
-_NAMELESS = frozenset({"localhost", "127.0.0.1"})
 _MOST_FILES = 1 << 12
 
 
@@ -38,7 +38,7 @@ def with_own_hosts(table: pa.Table) -> pa.Table:
     rows = _distinct(table.filter(wanted), ("kind", "name", "file", "host", "rank", "label"))
     numbers = _distinct(table.filter(pc.equal(table.column("name").cast(pa.string()), "launch.node_rank")), ("file", "value"))
     found = _of_processes(rows) | _by_pod(table, files) | _by_name(rows, files) | _by_number(rows, numbers)
-    found = {file: host for file, host in found.items() if host not in _NAMELESS}
+    found = {file: host for file, host in found.items() if host not in NAMELESS}
     if not found:
         return table
     mine = pc.and_(pc.and_(pc.is_in(kinds, pa.array(_SPOKEN)), pc.is_null(table.column("host"))), _not_of_all(table))
@@ -79,7 +79,7 @@ def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
     A table of devices is always that of one host.
     """
     places = rows[(rows["kind"] == "place") & rows["host"].notna()]
-    known = {_short(h): h for h in rows["host"].dropna() if h not in _NAMELESS}
+    known = {short_host(h): h for h in rows["host"].dropna() if h not in NAMELESS}
     if len(known) < 2:
         return {}
     word = re.compile(r"(?<![A-Za-z0-9])(" + "|".join(re.escape(h) for h in sorted(known, key=len, reverse=True)) + r")(?![A-Za-z0-9])")
@@ -92,7 +92,7 @@ def _by_name(rows: pd.DataFrame, files: list[str]) -> dict[str, str]:
     spoken = rows[(rows["kind"] != "place") | (rows["name"] == "introduced")]
     for file, mine in spoken[spoken["file"].isin(found)].groupby("file"):
         others = set(mine["host"].dropna()) | {of_rank[r] for r in mine["rank"].dropna() if r in of_rank and isinstance(of_rank[r], str)}
-        if {_short(h) for h in others} - {_short(found[str(file)])}:
+        if {short_host(h) for h in others} - {short_host(found[str(file)])}:
             del found[str(file)]
     # one of several logs, or a table of one host's devices
     return found if len(set(found.values())) > 1 else {file: found[file] for file in found.keys() & set(rows.loc[rows["kind"] == "device", "file"])}
@@ -128,7 +128,3 @@ def _of_processes(rows: pd.DataFrame) -> dict[str, str]:
         if len(nodes) > 1 and all(len(p) > 1 and (p[:, 1] == np.arange(len(p))).all() and (np.diff(p[:, 0]) == 1).all() for p in pairs):
             return {file: words[file][place] for file in said["file"]}
     return {}
-
-
-def _short(host: str) -> str:
-    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from pipelog._text import NAMELESS
 from pipelog.tables import frame, of_kind, table, whole_numbers
 from pipelog.tables.environment import places as places_of_environment
 from pipelog.tables.labels import hosts_of_tasks
@@ -320,13 +321,13 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
             ranks.loc[values.index, column] = values
     hosts = {p.rank: p.host for p in places_of_environment(here, size) if p.host} | _hosts(here)
     for rank, host in hosts.items():
-        if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in _NAMELESS):
+        if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in NAMELESS):
             ranks.at[rank, "host"] = host
     if len(silent := ranks.index[ranks["host"].isna()]):
         of_task = hosts_of_tasks(here, size)
         ranks.loc[silent, "host"] = [of_task.get(int(rank)) for rank in silent]
-    if ranks["host"].isin(_NAMELESS).all():  # the launcher's word for a single host, which other lines may name
-        named = set(here.column("host").unique().drop_null().to_pylist()) - _NAMELESS
+    if ranks["host"].isin(NAMELESS).all():  # the launcher's word for a single host, which other lines may name
+        named = set(here.column("host").unique().drop_null().to_pylist()) - NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
     return _block_by_block(with_nodes(_on_one_host(ranks.reset_index()[columns], here), here))
 
@@ -368,7 +369,7 @@ def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
     """
     hosts = ranks["host"].dropna()
     n = hosts.nunique()
-    if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(_NAMELESS).any():
+    if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(NAMELESS).any():
         return ranks
     fits = [many for many in range(n, len(ranks) + 1) if len(ranks) % many == 0 and _one_each(hosts, len(ranks) // many)]
     if fits != [n]:
@@ -385,7 +386,6 @@ def _one_each(hosts: pd.Series, length: int) -> bool:
     return len({block for block, _ in pairs}) == len(pairs) == len({host for _, host in pairs})
 
 
-_NAMELESS = frozenset({"localhost", "127.0.0.1"})
 _OF_OTHERS = frozenset({"place", "megatron_timer", "straggler_figure"})
 """Kinds of rows that one rank prints of others: they stand behind its own host."""
 
@@ -397,7 +397,7 @@ def _hosts(here: pa.Table) -> dict[int, str]:
     if not len(counted):
         return {}
     pairs = counted.groupby(["rank", "host"], observed=True)["count_all"].sum().reset_index().to_dict("records")
-    pairs.sort(key=lambda p: (p["host"] not in _NAMELESS, p["count_all"]))
+    pairs.sort(key=lambda p: (p["host"] not in NAMELESS, p["count_all"]))
     started = frame(here, ("process",), ("name", "rank", "host")).query("name == 'worker'").dropna()
     listed = {int(r): str(h) for r, h in zip(started["rank"], started["host"], strict=True)}  # by the launcher: the best source
     return {int(p["rank"]): str(p["host"]) for p in pairs} | listed
