@@ -366,3 +366,15 @@ def test_many_rules_without_data_are_named_in_a_few_lines(tmp_path: Path) -> Non
     text = run("analyze", tmp_path, "--format", "text", "-o", "-").stdout
     (line,) = [n for n, line in enumerate(text.splitlines()) if line.startswith("Not looked at, for want of data (")]
     assert len(text.splitlines()) - line <= 8
+
+
+def test_help_and_completion_load_neither_pandas_nor_pyarrow() -> None:
+    code = "import sys, pipelog.cli; print(sorted({'pandas', 'pyarrow', 'numpy', 'plotly'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_public_names_are_there_when_they_are_used() -> None:
+    assert set(pipelog.__all__) <= set(dir(pipelog))
+    assert all(getattr(pipelog, name) is not None for name in pipelog.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pipelog.nothing

@@ -32,12 +32,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.events import Skipped
 from pipelog.parsers._fields import fields, renamed
 from pipelog.parsing import Records, Rows, lines, records
 
 _MB = r"\d+(?:\.\d+)?"
-_RESERVED = r"(?:reserved|cached): (?:\d+\.\d+ \| max (?:reserved|cached): \d+\.\d+|\d+ \| max (?:reserved|cached): \d+\b)"
-"""Both as numbers with a point or both without, so that a line that breaks off in its last number is seen to."""
 _GB = r"-?\d+(?:\.\d+)?"
 _NEAR = 8
 """Lines between a free text and the figures that belong to it: other writers may print in between."""
@@ -46,12 +45,19 @@ _NEAR = 8
 @records(
     "memory-megatron",
     mark="memory (MB) | ",
-    pattern=rf"^memory \(MB\) \| (?P<fields>allocated: {_MB} \| max allocated: {_MB} \| {_RESERVED})",
+    pattern=rf"^memory \(MB\) \| (?P<fields>allocated: {_MB} \| max allocated: {_MB} \| (?:reserved|cached): {_MB} \| max (?:reserved|cached): {_MB})",
     head=r"(?:\[Rank (?P<rank>\d{1,9})\] )?\(?after (?P<step>\d{1,9}) iterations\)? $",
     torn=r"^memory \(MB\) \| allocated: ",
 )
 def megatron(found: Records) -> Iterator[Rows]:
-    """Four figures a rank; torch before 1.4 called reserved memory cached."""
+    """Four figures a rank; torch before 1.4 called reserved memory cached. Numbers have a point by pairs, or whole ones are printed: a line may break off in its last."""
+    points = pc.count_substring(found.groups["fields"], ".")
+    whole = pc.is_in(points, pa.array([0, 2, 4], points.type))
+    found.skipped += [
+        Skipped(line, "memory-megatron: the record is broken off in its last number")
+        for line in found.columns["line"].filter(pc.invert(whole)).to_pylist()
+    ]
+    found = found.where(whole)
     found.columns |= {"step": found.int("step"), "rank": pc.coalesce(found.int("rank").cast(pa.int32()), found.columns["rank"])}
     each = fields(found, "fields")
     yield each.rows("memory", renamed(each.groups["name"], ("cached", "reserved"), (" ", "_")), bytes=each.bytes("value", "MB"))
