@@ -53,9 +53,10 @@ def megatron(found: Records) -> Iterator[Rows]:
     """Four figures a rank; torch before 1.4 called reserved memory cached. Numbers have a point by pairs, or whole ones are printed: a line may break off in its last."""
     points = pc.count_substring(found.groups["fields"], ".")
     whole = pc.is_in(points, pa.array([0, 2, 4], points.type))
+    torn = pc.invert(whole)
     found.skipped += [
-        Skipped(line, "memory-megatron: the record is broken off in its last number")
-        for line in found.columns["line"].filter(pc.invert(whole)).to_pylist()
+        Skipped(line, f"memory-megatron: the record is broken off: {f'memory (MB) | {text}'[:80]!r}")
+        for line, text in zip(found.columns["line"].filter(torn).to_pylist(), found.groups["fields"].filter(torn).to_pylist(), strict=True)
     ]
     found = found.where(whole)
     found.columns |= {"step": found.int("step"), "rank": pc.coalesce(found.int("rank").cast(pa.int32()), found.columns["rank"])}
