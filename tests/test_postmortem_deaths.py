@@ -344,3 +344,11 @@ def test_the_process_that_a_launcher_need_not_take_down(closed: tuple[int, ...],
     found = read({"console.log": log})["death"]
     assert (found.status, found.ranks) == ("failed" if ranks else "incomplete", ranks)
     assert (found.known, found.category) == (False, "unknown" if ranks else None)
+
+
+def test_a_loader_s_worker_is_no_process_that_a_launcher_takes_down() -> None:
+    """The worker of rank 1's loader is known by its number, too: the agent closes all but rank 3, and still rank 3 is the one that had gone."""
+    worker = "[rank1]: RuntimeError: DataLoader worker (pid 7001) is killed by signal: Killed. "
+    log = [*(f"[rank {r}] pid {900 + r} host gx ready" for r in range(5)), worker, STEP_LINE, STEP_LINE.replace("260", "270")]
+    closed = [CLOSING.format(900 + r) for r in (0, 1, 2, 4)]
+    assert read({"console.log": [*log, STEP_LINE.replace("260", "280"), *closed]})["death"].ranks == (3,)

@@ -12,7 +12,7 @@ from collections import defaultdict
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import WORD
+from pipelog.reading.node_logs import filled
 
 _FOLDER = re.compile(r"(?:^|(?P<node>.*)/)(?P<run>[^/]+)/attempt_\d+/(?P<local>\d{1,4})/[^/]+$")
 _NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][\w.-]*$")
@@ -28,10 +28,10 @@ def with_ranks_of_folders(table: pa.Table) -> pa.Table:
     if not first:
         return table
     ranks = {file: first[run] + int(m["local"]) for file, m in found.items() if (run := _run(m)) in first}
-    table = _filled(table, "rank", ranks, pc.not_equal(table.column("kind").cast(pa.string()), "fact"))
+    table = filled(table, "rank", ranks, pc.not_equal(table.column("kind").cast(pa.string()), "fact"))
     hosts = _hosts({m["node"] or "" for m in found.values()}, first)
     named = {file: hosts[node] for file, m in found.items() if (node := m["node"] or "") in hosts}
-    return _filled(table, "host", named, pc.is_in(table.column("kind").cast(pa.string()), pa.array(_SPOKEN)))
+    return filled(table, "host", named, pc.is_in(table.column("kind").cast(pa.string()), pa.array(_SPOKEN)))
 
 
 def _run(m: re.Match[str]) -> tuple[str, str]:
@@ -69,14 +69,3 @@ def _hosts(nodes: set[str], first: dict[tuple[str, str], int]) -> dict[str, str]
     if len(differ) != 1 or not all(_NAME.match(p[differ[0]]) for p in parts.values()):
         return {}
     return {node: p[differ[0]] for node, p in parts.items()}
-
-
-def _filled(table: pa.Table, name: str, of_file: dict[str, int] | dict[str, str], mask: pa.ChunkedArray) -> pa.Table:
-    if not of_file:
-        return table
-    place = pc.index_in(table.column("file").cast(pa.string()), pa.array(list(of_file), pa.string())).combine_chunks()
-    dtype = pa.int32() if name == "rank" else pa.string()
-    values = pa.array(list(of_file.values()), dtype).take(place)
-    filled = pc.coalesce(table.column(name).cast(dtype), pc.if_else(mask, pa.chunked_array([values]), pa.scalar(None, dtype)))
-    made = filled if name == "rank" else filled.combine_chunks().dictionary_encode().cast(WORD)
-    return table.set_column(table.schema.get_field_index(name), table.schema.field(name), made)

@@ -32,17 +32,19 @@ def with_hosts(table: pa.Table) -> pa.Table:
         return table
     known = [host for host in table.column("host").unique().to_pylist() if host]
     found = {file: host for file in table.column("file").filter(mine).unique().to_pylist() if file and (host := host_of_name(file, known))}
-    return _filled(table, mine, found)
+    return filled(table, "host", found, mine)
 
 
-def _filled(table: pa.Table, mine: pa.ChunkedArray, found: dict[str, str]) -> pa.Table:
-    """The table with the host of a file for the rows in question."""
-    if not found:
+def filled(table: pa.Table, name: str, of_file: dict[str, int] | dict[str, str], mask: pa.ChunkedArray) -> pa.Table:
+    """The table with a column, `rank` or `host`, filled in where it is null and *mask* holds, from what is known of each file."""
+    if not of_file:
         return table
-    files = pc.index_in(table.column("file").cast(pa.string()), pa.array(list(found), pa.string())).combine_chunks()
-    hosts = pa.chunked_array([pa.array(list(found.values()), pa.string()).take(files)])
-    filled = pc.coalesce(table.column("host").cast(pa.string()), pc.if_else(mine, hosts, None))
-    return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), filled.combine_chunks().dictionary_encode().cast(WORD))
+    place = pc.index_in(table.column("file").cast(pa.string()), pa.array(list(of_file), pa.string())).combine_chunks()
+    dtype = pa.int32() if name == "rank" else pa.string()
+    values = pa.chunked_array([pa.array(list(of_file.values()), dtype).take(place)])
+    made = pc.coalesce(table.column(name).cast(dtype), pc.if_else(mask, values, pa.scalar(None, dtype)))
+    made = made if name == "rank" else made.combine_chunks().dictionary_encode().cast(WORD)
+    return table.set_column(table.schema.get_field_index(name), table.schema.field(name), made)
 
 
 def _of_nodes(table: pa.Table) -> pa.Table:
@@ -60,8 +62,8 @@ def _of_nodes(table: pa.Table) -> pa.Table:
     hosts = [stem for stem in stems.values() if short_host(stem) in known]
     forms = {_form(stem) for stem in hosts}
     if len(set(hosts)) < 2 or len(forms) != 1:
-        return _filled(table, mine, _by_number(table, stems))
-    return _filled(table, mine, {file: stem for file, stem in stems.items() if _form(stem) in forms})
+        return filled(table, "host", _by_number(table, stems), mine)
+    return filled(table, "host", {file: stem for file, stem in stems.items() if _form(stem) in forms}, mine)
 
 
 _ADDRESS = re.compile(r"\b(?:addr|remote)=\[([A-Za-z][\w.-]*)\]:\d")
@@ -105,11 +107,11 @@ def _of_pods(table: pa.Table) -> pa.Table:
     for row in nodes:
         of.setdefault(row["file"], set()).add(row["text"])
     mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "k8s-", "container"))
-    table = _filled(table, mine, {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1})
+    table = filled(table, "host", {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1}, mine)
     for pod in pods(table):
         if pod.node is not None and len(of[pod.file]) > 1:
             here = pc.and_(pc.equal(table.column("file").cast(pa.string()), pod.file), pc.greater_equal(table.column("line"), pod.first))
-            table = _filled(table, pc.and_(mine, pc.and_(here, pc.less(table.column("line"), pod.end))), {pod.file: pod.node})
+            table = filled(table, "host", {pod.file: pod.node}, pc.and_(mine, pc.and_(here, pc.less(table.column("line"), pod.end))))
     return table
 
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog._text import NAMELESS, short_host
-from pipelog.events import WORD
-from pipelog.reading.node_logs import pods
+from pipelog.reading.node_logs import filled, pods
 
 _SPOKEN = ("error", "end", "process", "stack", "place", "device")
 _OF_ALL = frozenset({"topology", "rank-line", "megatron-parameters", "launcher"})
@@ -39,13 +38,7 @@ def with_own_hosts(table: pa.Table) -> pa.Table:
     numbers = _distinct(table.filter(pc.equal(table.column("name").cast(pa.string()), "launch.node_rank")), ("file", "value"))
     found = _of_processes(rows) | _by_pod(table, files) | _by_name(rows, files) | _by_number(rows, numbers)
     found = {file: host for file, host in found.items() if host not in NAMELESS}
-    if not found:
-        return table
-    mine = pc.and_(pc.and_(pc.is_in(kinds, pa.array(_SPOKEN)), pc.is_null(table.column("host"))), _not_of_all(table))
-    place = pc.index_in(table.column("file").cast(pa.string()), pa.array(list(found), pa.string()))
-    hosts = pa.chunked_array([pa.array(list(found.values()), pa.string()).take(place.combine_chunks())])
-    filled = pc.coalesce(table.column("host").cast(pa.string()), pc.if_else(mine, hosts, pa.scalar(None, pa.string())))
-    return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), filled.combine_chunks().dictionary_encode().cast(WORD))
+    return filled(table, "host", found, pc.and_(pc.is_in(kinds, pa.array(_SPOKEN)), _not_of_all(table)))
 
 
 def _distinct(table: pa.Table, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -329,7 +329,7 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     if ranks["host"].isin(NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - NAMELESS
         ranks["host"] = named.pop() if len(named) == 1 else ranks["host"]
-    return _block_by_block(with_nodes(_on_one_host(ranks.reset_index()[columns], here), here))
+    return with_nodes(ranks.reset_index()[columns], here)
 
 
 def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataFrame:
@@ -348,42 +348,6 @@ def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataF
         if not good:
             out.loc[own, column] = pd.NA if column != "host" else None
     return out
-
-
-def _on_one_host(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
-    """All ranks on the only host that is named, where a rank of the upper half has the same number on its host: hosts have equally many ranks."""
-    hosts = set(ranks["host"].dropna())
-    if len(hosts) != 1 or ranks["host"].notna().all():
-        return ranks
-    rows = frame(here, ("end", "place", "process"), ("rank", "host", "label")).dropna()
-    local = rows.loc[rows["host"].isin(hosts) & rows["label"].str.fullmatch(r"local \d{1,6}"), ["rank", "label"]].drop_duplicates()
-    number = local["label"].str.removeprefix("local ").astype("int64")
-    if not len(local) or (number != local["rank"]).any() or 2 * int(number.max()) < len(ranks):
-        return ranks
-    return ranks.assign(host=ranks["host"].fillna(hosts.pop()))
-
-
-def _block_by_block(ranks: pd.DataFrame) -> pd.DataFrame:
-    """Hosts of ranks that say nothing of it: launchers fill equal hosts one after the other, so where the ranks of each host that is named lie in one
-    block, and would not with more hosts than are named, the rest of a block is where its others are.
-    """
-    hosts = ranks["host"].dropna()
-    n = hosts.nunique()
-    if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(NAMELESS).any():
-        return ranks
-    fits = [many for many in range(n, len(ranks) + 1) if len(ranks) % many == 0 and _one_each(hosts, len(ranks) // many)]
-    if fits != [n]:
-        return ranks
-    length = len(ranks) // n
-    of_block = {int(rank) // length: host for rank, host in hosts.items()}
-    rest = pd.Series([of_block.get(int(rank) // length) for rank in ranks.index], index=ranks.index)
-    return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
-
-
-def _one_each(hosts: pd.Series, length: int) -> bool:
-    """Whether each host is in one block of that length, and each block has one host."""
-    pairs = {(int(rank) // length, host) for rank, host in hosts.items()}
-    return len({block for block, _ in pairs}) == len(pairs) == len({host for _, host in pairs})
 
 
 _OF_OTHERS = frozenset({"place", "megatron_timer", "straggler_figure"})
