@@ -114,9 +114,11 @@ def _whole(value: Any) -> int:
 
 
 def _once(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a line: what is told apart by more than one parser goes to the one that says most."""
+    """One row a line: what is told apart by more than one parser goes to the one that says most; of rows of one name, to the longest text."""
     weight = np.select([rows["name"].isin(_CODES), rows["name"] == "python-exception", rows["name"].isin(_COPIES)], [0, 1, 3], 2)
-    ranked = rows.assign(_weight=weight).sort_values(["file", "line", "_weight"], kind="stable")
+    size = rows["text"].str.len().fillna(0)
+    shorter = size < size.groupby([rows["file"], rows["line"], rows["name"]], observed=True).transform("max")
+    ranked = rows.assign(_weight=weight + np.where(shorter, 0.5, 0.0)).sort_values(["file", "line", "_weight"], kind="stable")
     several = ranked["name"].isin(["nccl-enqueued", "nccl-completed", "nccl-desync", "slurm-task"])  # these give several rows a line
     first = ~ranked.duplicated(["file", "line"])
     return ranked[first | several].drop(columns="_weight")

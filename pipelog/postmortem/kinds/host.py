@@ -16,7 +16,7 @@ _PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "sl
 @kind(
     "disk-full",
     category="storage",
-    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC|low on resource: ephemeral-storage|DiskPressure|ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit",
+    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC",
     says="found the disk full",
     first=10,
 )
@@ -25,6 +25,26 @@ def disk_full(case: Case) -> Iterator[Advice]:
     yield Advice(
         f"free space under {case.folder or 'the folder of the checkpoints'} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
     )
+
+
+@kind(
+    "evicted-for-storage",
+    category="storage",
+    pattern=r"ephemeral local storage usage exceeds the total limit of containers (?P<total>[\d.]+\w*)|exceeded its local ephemeral storage limit \W?(?P<own>[\d.]+\w*)"
+    r"|low on resource: ephemeral-storage|DiskPressure",
+    says="was evicted with its pod for the local storage that it used",
+    first=10,
+)
+def evicted_for_storage(case: Case) -> Iterator[Advice]:
+    """Kubernetes ends a pod that writes more to its node's disk (layers, logs, emptyDir) than it may, or when that disk is nearly full."""
+    if case.match(r"low on resource|DiskPressure"):
+        yield Advice(
+            f"see what fills the disk of {case.host or 'that node'} (`kubectl describe node`): images, logs, other pods; request ephemeral-storage for this pod"
+        )
+    else:
+        yield Advice(
+            "raise limits.ephemeral-storage of the pod, or find what it writes there: caches, unpacked data, checkpoints and logs that belong on a volume"
+        )
 
 
 @kind(
