@@ -23,7 +23,6 @@ from pipelog.reporters._escape import json_block, label
 from pipelog.reporters._figures import AT_NIGHT, SOOT
 from pipelog.reporters._places import placed
 from pipelog.reporters._plotly import library
-from pipelog.reporters._still import still
 from pipelog.reporters.html import figures, render
 from tests.conftest import FIXTURES
 
@@ -135,28 +134,6 @@ def test_page_says_what_the_report_says() -> None:
     assert "Where the step goes" in text
     for name in ("timeline", "phase", "stages", "step", "step-time", "memory", "links", "loss"):
         assert f'data-figure="{name}"' in text
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_still_pictures_hold_the_points_of_those_that_move(run: str) -> None:
-    """Read back from the drawing: every point, on its axis, and a mark for each value that is none."""
-    for figure in drawn(report(run)):
-        made = still(figure)
-        if made is None:
-            assert figure.id not in ("step-time", "loss", "grad-norm") or not any(v is not None for v in figure.data[0]["y"])
-            continue
-        points = [tuple(map(float, p.split(","))) for line in made.lines for p in line.split()]
-        x, y = ([v for v in figure.data[0][k] if v is not None] for k in ("x", "y"))
-        assert len(points) == len(y)
-        assert len(made.broken) == sum(len(t["x"]) for t in figure.data[1:])
-        assert min(points, key=lambda p: p[1])[1] == 0
-        assert points[y.index(max(y))][1] == 0
-        assert max(p[1] for p in points) <= 100
-        if figure.layout["yaxis"].get("rangemode") == "tozero":
-            assert points[0][1] == pytest.approx(100 * (1 - y[0] / max(y)), abs=0.01)
-        if len(points) > 1 and not made.broken:
-            assert (points[0][0], points[-1][0]) == (0, 1000)
-            assert points[1][0] == pytest.approx(1000 * (x[1] - x[0]) / (x[-1] - x[0]), abs=0.01)
 
 
 def test_change_point_is_marked() -> None:
@@ -520,13 +497,22 @@ def test_a_large_job_does_not_freeze_the_browser(chromium: Browser, tmp_path: Pa
 
 
 @pytest.mark.browser
-def test_without_script_the_tables_remain(chromium: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_without_script_every_picture_stands_still(chromium: Browser, tmp_path: Path, width: int) -> None:
     file = tmp_path / "report.html"
     file.write_text(page_of("heavy-stage2"), encoding="utf-8")
-    context = chromium.new_context(java_script_enabled=False)
+    context = chromium.new_context(java_script_enabled=False, viewport={"width": width, "height": 900})
     page = context.new_page()
     page.goto(file.as_uri())
     assert page.locator("noscript").last.is_visible()
     assert not page.locator(".plot").first.is_visible()
     assert page.locator("#chart-stages summary").is_visible()
+    charts = page.locator(".chart")
+    assert charts.count() == len(drawn(report("heavy-stage2")))
+    for i in range(charts.count()):
+        box = charts.nth(i).locator(".still svg").first.bounding_box()
+        assert box is not None
+        assert box["height"] >= 20
+        assert box["x"] >= 0
+        assert width / 2 < box["width"] <= width - box["x"]
     context.close()

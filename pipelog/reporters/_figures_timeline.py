@@ -201,7 +201,7 @@ def _shape(trace: JSON) -> str:
 
 def _says(report: Report, step: JSON, places: Places) -> tuple[str, ...]:
     shares = report.charts.get("stages") or []
-    length = f" The pipeline phase (between the dotted lines) takes {seconds(step['phase_ms'] * 1e6)}." if step["phase_ms"] else ""
+    length = f" The pipeline phase (between the vertical lines) takes {seconds(step['phase_ms'] * 1e6)}." if step["phase_ms"] else ""
     gaps = "Dark is busy, pale is idle." if "bin_ms" in step else "A row's gaps, and its thin bars, are idle time."
     out = [f"{gaps}{length}"]
     if len(shares) > 1:

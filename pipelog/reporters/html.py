@@ -32,6 +32,7 @@ from pipelog.reporters._pays import no_replay, pays
 from pipelog.reporters._places import Places, kept, placed, sentence
 from pipelog.reporters._plotly import library, source
 from pipelog.reporters._still import still
+from pipelog.reporters._still_rows import still_rows
 from pipelog.reporters.markdown import render as ticket
 from pipelog.reporters.verdict import verdict
 
@@ -159,6 +160,7 @@ def environment() -> Environment:
         "at": failed.place,
         "label": label,
         "still": still,
+        "still_rows": still_rows,
     }
     return made
 
