@@ -62,7 +62,7 @@ def test_the_rank_that_loads_data_while_its_neighbours_wait(tmp_path: Path) -> N
     verdict = failure(found)
     assert (verdict["category"], verdict["cause_known"], verdict["ranks"], verdict["stages"]) == ("hang", False, [0], [0])
     assert verdict["evidence"][0]["file"] == "stack_rank0.txt"
-    assert verdict["evidence"][0]["line"] == 4
+    assert verdict["evidence"][0]["line"] == 6  # _try_get_data
     assert verdict["title"].startswith("Rank 0 (stage 0) waited for its data loader: ranks 1, 2 and 3 in recv (pipe/p2p.py:92)")
     assert verdict["title"].endswith("rank 0 in _try_get_data (data/dataloader.py:1132)")
     assert not [
@@ -82,6 +82,73 @@ def test_who_makes_the_batch_itself_does_not_wait_for_its_loader(tmp_path: Path)
     found = failure(report(tmp_path, {"train.log": log(4), "stack_rank0.txt": own} | {f"stack_rank{r}.txt": dump("recv") for r in (1, 2, 3)}))
     assert found["title"].startswith("Rank 0 (stage 0) was making a batch in its data loader: ")
     assert found["title"].endswith("rank 0 in __getitem__ (tokens/remote_shard.py:88)")
+
+
+def test_what_is_called_from_the_loader_makes_the_batch_and_what_asks_its_workers_waits(tmp_path: Path) -> None:
+    """Releases differ in the frames between: there is none of `fetch` here."""
+    frames = (
+        "    read_chunk (shards.py:88)\n    _next_data (torch/utils/data/dataloader.py:757)\n    __next__ (torch/utils/data/dataloader.py:701)\n",
+        "    wait (threading.py:324)\n    get (queue.py:180)\n    _get_data (torch/utils/data/dataloader.py:1289)\n    _next_data (torch/utils/data/dataloader.py:1327)\n",
+    )
+    said = []
+    for n, mine in enumerate(frames):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        own = dump("loader").replace(WAITS["loader"], mine)
+        verdict = failure(report(folder, {"train.log": log(4), "stack_rank0.txt": own} | {f"stack_rank{r}.txt": dump("recv") for r in (1, 2, 3)}))
+        said.append((verdict["title"].partition(":")[0], verdict["evidence"][0]["text"].strip()))
+    assert said == [
+        ("Rank 0 (stage 0) was making a batch in its data loader", "read_chunk (shards.py:88)"),
+        ("Rank 0 (stage 0) waited for its data loader", "_get_data (torch/utils/data/dataloader.py:1289)"),
+    ]
+
+
+SPAWNED = (
+    "[2024-05-01 09:59:00,00{n}] [INFO] [launch.py:256:main] process {pid} spawned with command: ['python', '-u', 'train.py', '--local_rank={n}']\n"
+)
+
+
+def test_the_proofs_of_stacks_are_their_frames_and_the_line_that_says_whose_they_are(tmp_path: Path) -> None:
+    """One file with the dumps of four processes, mixed by pdsh: the frames of one do not follow one another."""
+    spawned = "".join(SPAWNED.format(n=n, pid=700 + n) for n in range(4))
+    dumps = [dump("loader" if n == 2 else "recv", "recv_grads" if n < 2 else "recv_activations").replace("4312", str(700 + n)) for n in range(4)]
+    lines = [[f"node-{n}: {line}" for line in text.splitlines()] for n, text in enumerate(dumps)]
+    mixed = "\n".join(line for of_all in zip(*lines, strict=True) for line in of_all) + "\n"
+    verdict = failure(report(tmp_path, {"train.log": spawned + log(4), "dumps.txt": mixed}))
+    assert verdict["ranks"] == [2]
+    assert [(e["file"], e["line"], e["text"]) for e in verdict["evidence"]] == [
+        ("dumps.txt", 5 * 4 + 3, "node-2:     _try_get_data (torch/utils/data/dataloader.py:1132)"),
+        ("train.log", 3, SPAWNED.format(n=2, pid=702).strip()),
+        ("dumps.txt", 5 * 4 + 1, "node-0:     recv (deepspeed/runtime/pipe/p2p.py:92)"),
+        ("dumps.txt", 5 * 4 + 4, "node-3:     recv (deepspeed/runtime/pipe/p2p.py:92)"),
+    ]
+
+
+@pytest.mark.parametrize("whose", [3, 1])
+def test_one_stack_is_told_where_it_is_of_the_rank_that_is_waited_for(tmp_path: Path, whose: int) -> None:
+    text = log(4) + "".join(watchdog(r, "ALLREDUCE", 500) for r in range(3))
+    verdict = failure(report(tmp_path, {"train.log": text, f"stack_rank{whose}.txt": dump("synchronize")}))
+    assert verdict["ranks"] == [3]
+    mine = whose == 3
+    assert verdict["title"].endswith("its stack shows it in synchronize (cuda/__init__.py:783)") == mine
+    assert (verdict["evidence"][0]["file"] == "stack_rank3.txt") == mine
+    assert any("py-spy" in a["action"] for a in verdict["advice"]) != mine
+
+
+def test_who_says_how_far_it_was_when_another_one_s_call_timed_out_is_no_proof_and_is_counted_once(tmp_path: Path) -> None:
+    """Rank 2 is named, for ranks 0, 1 and 3 wait in vain; each prints two lines more of the same failure."""
+    told = "[rank{r}]:[E501 10:10:31.000000000 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank {r}] {words}\n"
+    dumped = "Received a dump signal due to a collective timeout from  rank 3 and we will try our best to dump the debug info. Last enqueued NCCL work: 500, last completed NCCL work: 499."
+    noticed = "Observed flight recorder dump signal from another rank via TCPStore."
+    hint = "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled."
+    lines = [told.format(r=r, words=dumped) for r in (0, 1)] + [watchdog(r, "ALLREDUCE", 500) for r in (0, 1, 3)]
+    lines += [told.format(r=r, words=words) for words, ranks in ((noticed, (0, 1)), (hint, (0, 1, 3))) for r in ranks]
+    verdict = failure(report(tmp_path, {"train.log": log(4) + "".join(lines)}))
+    assert verdict["ranks"] == [2]
+    assert not [e for e in verdict["evidence"] if "dump signal" in e["text"]]
+    counted = {c["text"].rpartition("] ")[2][:12]: (c["count"], c["ranks"]) for c in verdict["consequences"]}
+    assert counted["Observed fli"] == (2, [0, 1])
+    assert counted["Stack trace "] == (3, [0, 1, 3])
 
 
 def test_no_stack_is_asked_for_where_a_watchdog_is_silent_and_the_stacks_are_there(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_py_spy(tmp_path: Path) -> None:
     process = {"value": 4312.0, "label": "local 1"}
     frames = "threading.py:320 wait\ndeepspeed/runtime/pipe/engine.py:1004 _exec_recv_activations\ntrain.py:88 <module>"
     assert rows == [
-        process | {"name": "idle", "line": 4, "stream": "MainThread", "text": frames},
+        process | {"name": "idle", "line": 4, "stream": "MainThread", "text": frames, "group": "5 8 9"},
         process | {"name": "active", "line": 10, "stream": "Thread-1", "text": "tqdm/_monitor.py:60 run"},
         process | {"name": "active+gil", "line": 13, "stream": "pin", "text": "libc.so.6 0x7f1c5a1b2c3d"},
     ]
@@ -89,7 +89,8 @@ def test_json(tmp_path: Path) -> None:
     data = json.dumps([thread | {"frames": frames, "process_info": info}, thread | {"frames": []}]).encode()
     assert is_stack_dump(data)
     rows, _ = read(tmp_path, data)
-    assert rows == [{"name": "active+gil", "line": 1, "stream": "MainThread", "value": 4312.0, "label": "local 1", "text": "threading.py:320 wait"}]
+    row = {"name": "active+gil", "stream": "MainThread", "value": 4312.0, "label": "local 1", "text": "threading.py:320 wait"}
+    assert rows == [row | {"line": 1, "group": "1"}]
     rows, given_input = read(tmp_path, data[:-20])
     assert not rows
     assert "broken JSON" in given_input.skipped[0].why

@@ -30,18 +30,26 @@ _PID = re.compile(r"(?i)\b(?:pid|process)[ =:_#]{1,3}(?P<pid>\d{1,10})\b")
 
 @dataclass(slots=True)
 class Stack:
-    """The stack of one thread while it is read. line: of its head. frames: innermost first."""
+    """The stack of one thread while it is read. line: of its head. frames: innermost first; numbers: their lines."""
 
     line: int
     state: str
     thread: str | None
     pid: int | None
     frames: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+    def add(self, number: int, frame: str) -> None:
+        """Take one more frame."""
+        self.frames.append(frame)
+        self.numbers.append(number)
 
     def row(self) -> Row:
         """The row of the event table."""
         row: Row = {"kind": "stack", "name": self.state, "line": self.line, "text": "\n".join(self.frames)}
         row |= {} if self.thread is None else {"stream": self.thread}
+        if self.numbers != list(range(self.line + 1, self.line + 1 + len(self.frames))):  # other lines stand between them
+            row["group"] = " ".join(map(str, self.numbers))
         return row if self.pid is None else row | {"value": float(self.pid)}
 
 

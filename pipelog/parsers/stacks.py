@@ -24,10 +24,10 @@ def stack(found: Block) -> Iterator[Row]:
     begun = stack_of(number, found.before + text)
     if begun is None:
         return
-    for _, text in lines:
+    for at, text in lines:
         frame = frame_of(text)
         if frame is None:
             break
-        begun.frames.append(frame)
+        begun.add(at, frame)
     if begun.frames:
         yield begun.row()

@@ -18,7 +18,7 @@ def still_missing(hang: Hang | None, missing: tuple[str, ...]) -> tuple[str, ...
     """What would tell more: no stacks where they are there; where all were in the same call, no stack differs and no call was missed."""
     if hang is None:
         return missing
-    return _CALL_STOOD if hang.same_call else tuple(m for m in missing if not (hang.stood and "py-spy" in m))
+    return _CALL_STOOD if hang.same_call else tuple(m for m in missing if not ((hang.stood or hang.seen) and "py-spy" in m))
 
 
 def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
@@ -35,6 +35,8 @@ def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
         yield Advice(
             f"see how {who} came to that call while the others were in another one: a different number of batches or micro-batches, a collective that only some ranks call"
         )
+    if hang.seen:
+        yield Advice(f"see why {who} stood in {hang.seen}: the stack is among the files")
     if hang.stood:
         yield Advice(f"compare the stacks that are among the files: {hang.stood}")
     if hang.same_call:
@@ -44,7 +46,7 @@ def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
         )
         yield Advice("set NCCL_DEBUG=INFO for the next run: which network and rings it takes, and what it warns of")
         return
-    yield from (a for a in more if not (hang.stood and "py-spy" in a.action))
+    yield from (a for a in more if not ((hang.stood or hang.seen) and "py-spy" in a.action))
 
 
 def look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:

@@ -27,6 +27,8 @@ _EVENLY = 3
 """As many ranks of a group tell how far apart its members are, where no topology does."""
 _FEW = 4
 """Of the ranks of a pipeline at most one in so many is named for its silence alone."""
+_MOST_SEEN = 2
+"""Ranks whose frames a title has room for."""
 _BARRIER = re.compile(r"\bRanks? (\d+(?:, \d+)*) failed to pass monitoredBarrier")
 _REPORTED = re.compile(r"received errors while waiting for send/recv from rank \d+")
 """Whom the others of a monitored barrier blame: the rank that watches it, and tells in its own line who did not come."""
@@ -42,7 +44,7 @@ class Hang:
     """ranks: those that are waited for, as far as that can be told. why: the reason in words. arrived: whether all came to the call.
 
     doing: where those stood while others waited, as a predicate; of nobody, who waited where. left: whether those ended by themselves before. stood: where the stacks show the
-    processes, if any were dumped. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
+    processes, if those of several were dumped; seen: where they show those who are waited for. begin_ns: when the wait began (local time). lines: places in the table of errors that show it; evidence: (file, line) of other rows.
     confidence: that it hung at all, and that these are the ones, where no timeout says so. same_call: whether all members of the group were in one and the same call.
     """
 
@@ -56,6 +58,7 @@ class Hang:
     left: bool = False
     doing: str = ""
     stood: str = ""
+    seen: str = ""
     same_call: bool = False
 
 
@@ -91,7 +94,33 @@ def hang(
     stacks: Stacks | None,
     silence: Silence | None,
 ) -> Hang | None:
-    """Who is waited for in the attempt; None where nobody waits.
+    """Who is waited for in the attempt, and where stacks show them; None where nobody waits."""
+    found = _waited_for(errors, heard, placed, topology, identities, flights, stacks, silence)
+    return found if found is None or stacks is None else _seen(found, stacks)
+
+
+def _seen(found: Hang, stacks: Stacks) -> Hang:
+    """The hang with what stacks show of all, and of those who are waited for where something else names them: the frame that each stands in."""
+    mine = {rank: stacks.frames[rank] for rank in found.ranks if rank in stacks.frames}
+    if not mine or found.doing or (stacks.evidence and found.evidence == stacks.evidence) or len(mine) > _MOST_SEEN:
+        return replace(found, stood=stacks.why)
+    places = listed(list(dict.fromkeys(stood.where for stood in mine.values())))
+    lines = [*(stood.line for stood in mine.values()), *(stood.map for stood in mine.values() if stood.map is not None)]
+    why = f"{found.why}{'; ' if found.why else ''}{'its stack shows' if len(mine) == 1 else 'their stacks show'} {'it' if len(mine) == 1 else 'them'} in {places}"
+    return replace(found, why=why, evidence=(*lines, *found.evidence), stood=stacks.why, seen=places)
+
+
+def _waited_for(
+    errors: pd.DataFrame,
+    heard: frozenset[int],
+    placed: pa.Table,
+    topology: Topology,
+    identities: Identities,
+    flights: Flights | None,
+    stacks: Stacks | None,
+    silence: Silence | None,
+) -> Hang | None:
+    """Who is waited for.
 
     A flight recorder knows best, then the desync report, then the watchdogs, then stacks of all processes; GPUs that stay busy while nothing is
     printed tell only that it hangs.
@@ -99,17 +128,16 @@ def hang(
     waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl"]) & (errors["role"] != Role.BENIGN.value)]
     waits = waits.iloc[told_of_others(waits).to_numpy().argsort(kind="stable")]  # shown last: no wait of theirs
     begin, lines = _begin(waits), tuple(waits.index)
-    stood = stacks.why if stacks is not None else ""
     if flights is not None:
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
         why = f"{count(flights.waiters, 'rank')} waited in calls that {'it had' if len(flights.ranks) == 1 else 'they had'} not begun ({flights.calls[0]}){none}"
-        return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH, stood=stood)
+        return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
     accused = _accused(errors)
     ranks = _in_job(accused, waits, topology)
     if ranks:
-        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index), stood=stood)
+        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
     if (named := _named(waits, topology)) is not None:
-        return Hang(*named, False, begin, lines, stood=stood)
+        return Hang(*named, False, begin, lines)
     found = None
     if len(waits):
         found = (
@@ -124,10 +152,10 @@ def hang(
         )
         found = _gone(found, left_before(placed, waits, identities), topology)
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
-        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing, stood=stood)
+        return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing)
     if found is None and silence is not None:
         return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
-    return replace(found, stood=stood) if found is not None else None
+    return replace(found) if found is not None else None
 
 
 def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> Hang:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelog._text import NAMELESS, count, short_host
 from pipelog.postmortem.hangs import told_of_others
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
-from pipelog.postmortem.wording import filled
+from pipelog.postmortem.wording import filled, unstamped
 from pipelog.tables.ending import REQUEUED, Ending
 from pipelog.tables.topology import Topology
 
@@ -23,6 +23,10 @@ _SURVIVED = 2
 _MOST_GROUPS = 60
 _NUMBERED = r"\bXid(?: \([^)]*\): |=)(\d+)"
 """Of what a number tells apart (its number is its meaning) each is a group of its own."""
+_WRITER = re.compile(r"^(?:\s*(?:\[[^\]]{0,120}\]|[\w.-]{1,60}:))+\s*")
+"""What stands before the words of a line: `node-1: [rank3]: [PG ID 0 PG GUID 0(default_pg) Rank 3] `."""
+_SAME = 40
+"""Characters in which such lines agree."""
 _FEW_LINES = 12
 """Lines that others may still write behind the last one of a process."""
 _WORDS = frozenset({"level", "bare-exception"})
@@ -184,6 +188,11 @@ def _form(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?|\b[KMGT]i?B\b|\bbytes\b", "#", text.partition("\n")[0])
 
 
+def _worded(name: str, text: str) -> str:
+    """What lines that say no more than that something is wrong have in common: "like" the first of them are those that say the same."""
+    return f"{name} {_form(_WRITER.sub('', unstamped(text)))[:_SAME]}"
+
+
 def folded(roles: pd.DataFrame, same: pd.Index, first: pd.Series, kind: Kind) -> pd.DataFrame:
     """Everything that the first line explains follows from it."""
     rest = roles.index.difference(same)
@@ -211,6 +220,8 @@ def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[d
     rest = rest[~((rest["name"] == "killed") & rest["rank"].isin(began))]
     out = []
     meant = rest["text"].str.extract(_NUMBERED, expand=False).where(rest["error"] == "xid-application").fillna("")
+    words = rest[rest["error"] == "word"]
+    meant[words.index] = [_worded(name, text) for name, text in zip(words["name"], words["text"], strict=True)]
     for (role, error, _), found in rest.groupby(["role", "error", meant], sort=False):
         row, mine = found.iloc[0], found
         says = KINDS[str(error)].says
@@ -223,7 +234,7 @@ def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[d
             {
                 "what": filled(says, KINDS[str(error)], row["said"]),
                 "role": role,
-                "count": len(mine),
+                "count": len(mine.drop_duplicates(["file", "line"])),  # of one line there may be several rows
                 "ranks": sorted(set(mine["rank"].dropna().astype(int).tolist())),
                 "file": row["file"],
                 "line": int(row["line"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 import pyarrow as pa
@@ -12,6 +12,7 @@ from pipelog._text import count, listed
 from pipelog.events import Input
 from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.neighbours import towards
+from pipelog.postmortem.sources import Line, Maps, said_of_processes
 from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
 
@@ -23,52 +24,93 @@ _TALKS = re.compile(
 )
 """Frames of a call that waits for other ranks. Of `cudaStreamSynchronize` and the like nobody knows what the device waits for."""
 _LOADS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data|_next_data|__next__)\b")
-"""The main process waits for the workers of its data loader, or, where `fetch` is among the frames too, makes the batch itself."""
+"""The main process waits for the workers of its data loader, or makes the batch itself (see `_makes`)."""
 _FETCHES = re.compile(r"utils/data/_utils/fetch\.py")
+_ASKS_WORKERS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data)\b")
 _P2P = re.compile(r" _exec_(?:send|recv)_\w+$", re.MULTILINE)
 _INSTRUCTION = re.compile(r" (_exec_\w+)$", re.MULTILINE)
 _MOST_CLUSTERS = 6
+_MOST_ODD, _MOST_FRAMES = 2, 4
+"""Frames of those who are elsewhere that are shown, and frames in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """Where a process stands, the line of that frame, and the line that ties the process to its rank, where another one does."""
+
+    where: str
+    line: Line
+    map: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
     """ranks: those that are elsewhere while most wait for other ranks. why: who stands where. waiting: whether any rank waits for another.
 
-    evidence: (file, line) of the stacks that show it, the odd ones first. doing: what those who are elsewhere do, where their frames tell that.
+    evidence: (file, line) of the frames that show it, those of the odd ones first, with the lines that say whose they are, then one of each other place.
+    doing: what those who are elsewhere do, where their frames tell that. frames: where each rank that is known stands.
     """
 
     ranks: tuple[int, ...]
     why: str
     waiting: bool
-    evidence: tuple[tuple[str, int], ...]
+    evidence: tuple[Line, ...]
     doing: str = ""
+    frames: dict[int, Stood] = field(default_factory=dict)
 
 
 @table("stacks", needs=("placed", "topology", "identities", "inputs"))
 def stacks(placed: pa.Table, topology: Topology, identities: Identities, inputs: list[Input]) -> Stacks | None:
-    """Where the main threads of the dumped processes stand; None without a stack of two processes.
+    """Where the main threads of the dumped processes stand; None without a stack. Of a single process it tells nothing of the others.
 
     Of a pipeline, whoever waits for a neighbour is a victim; who waits for nobody while most others wait is the suspect. Where all wait, and no
     frame is one of the pipeline engine, the only one that waits in another call than all others is.
     """
     found = _main_threads(placed, {i.path for i in inputs if i.kind == "stack-dump"})
-    if len(found) < 2:
+    if not len(found):
         return None
-    found["rank"] = _ranks(found, identities)
+    found["known"], found["rank"] = found["rank"], _ranks(found, identities)
     # what the device waits for within an instruction of p2p is its message
     found["talks"] = [(_TALKS.search(text) or _P2P.search(text)) is not None for text in found["text"]]
-    found["where"] = [_where(text) for text in found["text"]]
+    found["place"] = [_place(text) for text in found["text"]]
+    found["where"] = [_where(text, place) for text, place in zip(found["text"], found["place"], strict=True)]
     found["engine"] = [(m.group(1) if (m := _INSTRUCTION.search(text)) else "") for text in found["text"]]
+    maps = said_of_processes(placed)
+    frames = {int(row["rank"]): _stood(row, maps) for _, row in found[found["rank"].notna()].iterrows()}
+    if len(found) < 2:
+        return Stacks((), "", False, (), frames=frames)
     odd = _odd(found, topology)
-    shown = [*odd.index, *(i for i in found.index if i not in odd.index)]
-    evidence = tuple((str(found.at[i, "file"]), int(found.at[i, "line"])) for i in shown[:4])
+    evidence = _shown(found, odd, frames)
     ranks = tuple(sorted({int(r) for r in odd["rank"].dropna()})) if odd["rank"].notna().all() else ()
-    return Stacks(ranks, _clusters(found, odd), bool(found["talks"].any()), evidence, _doing(odd) if ranks else "")
+    return Stacks(ranks, _clusters(found, odd), bool(found["talks"].any()), evidence, _doing(odd) if ranks else "", frames)
+
+
+def _shown(found: pd.DataFrame, odd: pd.DataFrame, frames: dict[int, Stood]) -> tuple[Line, ...]:
+    """The deciding frames of the odd ones, the lines that tie their processes to ranks, and a frame of each place where others stand."""
+    others = found.drop(index=odd.index).drop_duplicates(["where", "engine"])
+    mine = odd.head(_MOST_ODD) if len(others) else odd
+    maps = [frames[int(r)].map for r in mine["rank"].dropna()]
+    lines = [(str(found.at[i, "file"]), _line_of(found.loc[i])) for i in [*mine.index, *others.index, *odd.index][:_MOST_FRAMES]]
+    return tuple(dict.fromkeys([*lines[: len(mine)], *(m for m in maps if m is not None), *lines[len(mine) :]]))
+
+
+def _stood(row: pd.Series, maps: Maps) -> Stood:
+    rank, pid, label = int(row["rank"]), row["value"], row["label"]
+    line = None
+    if pd.isna(row["known"]):
+        line = (None if pd.isna(pid) else maps.of_process(int(pid), rank)) or (maps.of_local(label, rank) if isinstance(label, str) else None)
+    return Stood(row["where"], (str(row["file"]), _line_of(row)), line)
+
+
+def _line_of(row: pd.Series) -> int:
+    """The line of the frame that says where a process stands."""
+    numbers = row["group"].split() if isinstance(row["group"], str) else None
+    return int(row["line"] + 1 + row["place"]) if numbers is None else int(numbers[row["place"]])
 
 
 def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
-    """The last stack of the main thread of each process: rank, host, label, value (pid), file, line, text."""
-    rows = frame(placed, ("stack",), ("name", "stream", "rank", "host", "label", "value", "file", "line", "text")).dropna(subset=["text"])
+    """The last stack of the main thread of each process: rank, host, label, value (pid), group (lines of its frames), file, line, text."""
+    rows = frame(placed, ("stack",), ("name", "stream", "rank", "host", "label", "value", "group", "file", "line", "text")).dropna(subset=["text"])
     rows = rows[rows["file"].isin(dumps) | rows["name"].isin(_LIVE)]
     who = ["file", "rank", "host", "label", "value"]
     main = (rows["stream"] == "MainThread") | rows["text"].str.contains("<module>", regex=False)
@@ -92,14 +134,25 @@ def _ranks(found: pd.DataFrame, who: Identities) -> pd.Series:
     return pd.Series(pd.array(rank, dtype="Int64"), index=found.index)
 
 
-def _where(text: str) -> str:
-    """The frame that says where a process stands: of a call that waits the outermost of the library, the data loader's own, else the innermost."""
+def _place(text: str) -> int:
+    """Which frame says where a process stands: of a call that waits the outermost of the library, the data loader's own, else the innermost."""
     frames = text.split("\n")
-    inside = [f for f in frames if _TALKS.search(f)]
-    if not inside and not _FETCHES.search(text):
-        inside = [f for f in frames if _LOADS.search(f)][:1]
-    at, _, function = (inside[-1] if inside else frames[0]).rpartition(" ")
+    inside = [n for n, f in enumerate(frames) if _TALKS.search(f)]
+    if not inside and not _makes(text):
+        inside = [n for n, f in enumerate(frames) if _LOADS.search(f)][:1]
+    return inside[-1] if inside else 0
+
+
+def _where(text: str, place: int) -> str:
+    """`recv (pipe/p2p.py:83)`"""
+    at, _, function = text.split("\n")[place].rpartition(" ")
     return f"{function} ({'/'.join(at.split('/')[-2:])})"
+
+
+def _makes(text: str) -> bool:
+    """Whether a process that is in its data loader makes the batch itself: something is called from there, and no worker is asked for it."""
+    loads = _LOADS.search(text)
+    return loads is not None and (_FETCHES.search(text) is not None or (_ASKS_WORKERS.search(text) is None and "\n" in text[: loads.start()]))
 
 
 def _odd(found: pd.DataFrame, topology: Topology) -> pd.DataFrame:
@@ -127,11 +180,12 @@ def _waited_for(talking: pd.DataFrame, topology: Topology) -> set[int]:
 
 def _doing(odd: pd.DataFrame) -> str:
     """What they stood in, where all of their stacks show the same: the data loader."""
-    if len(odd) and odd["text"].str.contains(_LOADS.pattern).all():
-        if odd["text"].str.contains(_FETCHES.pattern).all():
-            return "was making a batch in its data loader" if len(odd) == 1 else "were making a batch in their data loaders"
-        return "waited for its data loader" if len(odd) == 1 else "waited for their data loaders"
-    return ""
+    if not len(odd) or not odd["text"].str.contains(_LOADS.pattern).all():
+        return ""
+    makes = odd["text"].map(_makes)
+    if makes.all():
+        return "was making a batch in its data loader" if len(odd) == 1 else "were making a batch in their data loaders"
+    return "" if makes.any() else "waited for its data loader" if len(odd) == 1 else "waited for their data loaders"
 
 
 def _clusters(found: pd.DataFrame, odd: pd.DataFrame) -> str:

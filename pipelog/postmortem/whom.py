@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipelog._text import listed
 from pipelog.postmortem.blamed import blamed_of
 from pipelog.postmortem.case import Whom
-from pipelog.postmortem.hangs import Hang, silent_targets
+from pipelog.postmortem.hangs import Hang, silent_targets, told_of_others
 from pipelog.postmortem.kinds import Kind, Role, Strength
 from pipelog.postmortem.neighbours import neighbour
 from pipelog.postmortem.nodes import not_joined, ranks_of_node, speaking
@@ -50,7 +50,7 @@ def whom_of(
         lines = list(hang.lines) if hang is not None and hang.lines else lines
         shown = roles.loc[[place for place in lines if place in roles.index]]
         if (hang is None or not hang.doing) and set(ranks).isdisjoint(ranks_of(shown)):  # else they are of both sides in turn
-            lines = _neighbours_first(lines, ranks, roles, topology)
+            lines = _neighbours_first(_own_waits(lines, ranks, roles), ranks, roles, topology)
         return Whom(
             ranks,
             stages_of(ranks, same, topology),
@@ -95,6 +95,13 @@ def whom_of(
     labels = {w for w in same["label"] if isinstance(w, str)}
     label = labels.pop() if len(labels) == 1 else None
     return Whom(ranks, stages_of(ranks, same, topology), hosts, why, label, lost_by=lost_by, awaited_by=awaited_by), lines
+
+
+def _own_waits(lines: list[int], ranks: tuple[int, ...], roles: pd.DataFrame) -> list[int]:
+    """Without the lines of ranks that only say how far they were when the call of another one timed out, where there are others."""
+    told = told_of_others(roles.loc[[place for place in lines if place in roles.index]])
+    told &= ~roles.loc[told.index, "rank"].isin(ranks)
+    return [place for place in lines if not told.get(place, False)] if not told.all() else lines
 
 
 def _neighbours_first(lines: list[int], ranks: tuple[int, ...], roles: pd.DataFrame, topology: Topology) -> list[int]:

@@ -104,11 +104,16 @@ def subject(whom: Whom, topology: Topology) -> str:
     return f"Rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}{where}"
 
 
+def unstamped(text: str) -> str:
+    """The first line of a row's text, without the stamp of torch's C++ log."""
+    return _STAMP.sub("", text.partition("\n")[0].strip())
+
+
 def filled(says: str, kind: Kind, text: str) -> str:
     """What a kind says, with the groups of its pattern, `{line}` and `{matched}` from the text of the row."""
     match = kind.pattern.search(text)
     groups: dict[str, Any] = {k: v or "" for k, v in match.groupdict().items()} if match else {}
-    line = _STAMP.sub("", text.partition("\n")[0].strip())
+    line = unstamped(text)
     groups |= {
         "line": line if len(line) <= 160 else f"{line[:100]} … {line[-57:]}",
         "matched": " ".join(match.group(0).split())[:80] if match else line[:80],

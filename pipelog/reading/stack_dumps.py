@@ -31,6 +31,9 @@ _SHARE = 0.6
 """Of the lines of a file that must belong to stacks: a log that ends with a few is a log."""
 _JSON = re.compile(rb'\s*\[\s*\{[^\]]{0,4000}"(?:os_thread_id|owns_gil|thread_name)"', re.DOTALL)
 
+_NAME = re.compile(rb'"name"\s*:')
+"""One a frame, where the values of local variables were not dumped."""
+
 _BEGINS = re.compile(rb"Thread (?:0x[0-9A-Fa-f]+|\d+) \(|(?:Current thread|Thread|Stack)[^\n]{0,120} ?\(most recent call first\)")
 """The head of a stack by one of the tools."""
 
@@ -63,7 +66,7 @@ def read_stack_dump(source: Source) -> tuple[pa.Table, Input]:
     given.skipped += stream.trouble
     rows = list(_of_json(text, given)) if text.lstrip()[:1] == b"[" and _JSON.match(text) else list(_of_text(text))
     rank = rank_of_name(source.shown)
-    names = ("kind", "name", "line", "text", "stream", "value", "label", "host", "rank")
+    names = ("kind", "name", "line", "text", "stream", "value", "label", "host", "rank", "group")
     table = of_rows(rows, names)
     if rank is not None:
         table = table.set_column(names.index("rank"), "rank", pa.compute.coalesce(table["rank"], pa.scalar(rank, pa.int32())))
@@ -108,7 +111,7 @@ def _line(writer: _Writer, number: int, text: str, where: Row) -> Iterator[Row]:
         writer.known = {name: value for name, value in writer.known.items() if name == "rank"} | where | process
     elif writer.stack is not None and (frame := frame_of(text)) is not None:
         if len(writer.stack.frames) < MOST_FRAMES:
-            writer.stack.frames.append(frame)
+            writer.stack.add(number, frame)
     elif text.strip() and not text.startswith(("        ", "Python v")):  # arguments and locals are indented further
         yield from writer.ended()
         if said := said_of(text):
@@ -131,29 +134,43 @@ def _where(prefix: heads.Prefix, line: str) -> Row:
 
 
 def _of_json(data: bytes, given: Input) -> Iterator[Row]:
-    """`py-spy dump --json`: a list of threads; line is the place in the list."""
+    """`py-spy dump --json`: a list of threads; line is that of the first frame's name, and of the thread's place in the list where other things have names, too."""
     try:
         threads = json.loads(data)
     except (ValueError, RecursionError) as error:
         given.skipped.append(Skipped(None, f"broken JSON: {error}"))
         return
+    begin, named = 0, _lines_of_names(data, threads if isinstance(threads, list) else [])
     for index, thread in enumerate(threads if isinstance(threads, list) else []):
         frames = thread.get("frames") if isinstance(thread, dict) else None
         if not isinstance(frames, list):
             continue
+        numbers = named[begin : begin + len(frames)] or [index + 1] * len(frames)
+        begin += len(frames)
         state = ("active" if thread.get("active") else "idle") + ("+gil" if thread.get("owns_gil") else "")
         pid = thread.get("pid")
         shown = [
             f"{f.get('short_filename') or f.get('filename')}:{f.get('line')} {f.get('name')}" for f in frames[:MOST_FRAMES] if isinstance(f, dict)
         ]
         stack = Stack(
-            index + 1,
+            numbers[0] if numbers else index + 1,
             state,
             str(thread.get("thread_name") or thread.get("thread_id")),
             pid if isinstance(pid, int) and 0 < pid < 2**53 else None,
             shown,
+            numbers[: len(shown)],
         )
         info = thread.get("process_info")
         command = str(info.get("command_line")) if isinstance(info, dict) else ""
         if shown:
             yield (process_of(f"Process {pid}: {command}") or {}) | stack.row()
+
+
+def _lines_of_names(data: bytes, threads: list[Any]) -> list[int]:
+    """The line of each frame's name in the file; empty where other things have names, too: the values of variables."""
+    out, line, at = [], 1, 0
+    for found in _NAME.finditer(data):
+        line, at = line + data.count(b"\n", at, found.start()), found.start()
+        out.append(line)
+    frames = [thread.get("frames") for thread in threads if isinstance(thread, dict)]
+    return out if len(out) == sum(len(f) for f in frames if isinstance(f, list)) else []
