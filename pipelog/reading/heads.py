@@ -8,6 +8,7 @@ the file have one, so they are told from a sample of the file.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def prefix(sample: bytes) -> Prefix:
     """Tell from the first lines of a file which prefixes its lines carry, outermost first."""
     text = re.sub(ANSI, "", sample.decode("utf-8", "replace"))
     margin = _margin([line for line in text.split("\n") if line.strip()])
-    lines = [line.removeprefix(margin) for line in re.split(r"\r?\n|\r", text) if line.strip()][:2000]
+    lines = [*itertools.islice((line.removeprefix(margin) for line in re.split(r"\r?\n|\r", text) if line.strip()), 2000)]
     parts: list[str] = []
     found: list[str] = []
     if margin:
@@ -183,6 +184,8 @@ def _form(between: str) -> str:
 
 def _margin(lines: list[str]) -> str:
     """The blanks that every line begins with: a log copied out of a list or of an indented block. One blank is Megatron's own."""
+    if not all(line[0] in " \t" for line in lines):  # so it is of nearly all logs
+        return ""
     least = min(lines, key=lambda line: len(line) - len(line.lstrip(" \t")), default="")
     blanks = least[: len(least) - len(least.lstrip(" \t"))]
     if not all(line.startswith(blanks) for line in lines):

@@ -105,9 +105,6 @@ def _of_all_attempts(name: str) -> bool:
     return name not in ("wanted_attempt", "tables") and all(map(_of_all_attempts, TABLES[name].needs if name in TABLES else ()))
 
 
-_INTEGERS = {pa.int16(): pd.Int64Dtype(), pa.int32(): pd.Int64Dtype(), pa.int64(): pd.Int64Dtype()}
-
-
 def of_kind(events: pa.Table, *kinds: str) -> pa.Table:
     """The rows of these kinds, as they stand in the table: one parser's after another's."""
     column = events.column("kind").combine_chunks()
@@ -185,19 +182,29 @@ def frame(events: pa.Table, kinds: tuple[str, ...], columns: tuple[str, ...]) ->
     """Rows of these kinds as pandas, in order of file and line: words as strings, integers exact (Int64 where some are null, else int64)."""
     needed = events.select(list(dict.fromkeys((*columns, "kind", "file", "line"))))  # before rows are copied
     rows = _in_order(of_kind(needed, *kinds)).select(list(columns))
-    out: dict[str, Any] = {}
-    for name in columns:
-        column = rows.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(pa.string())
-        if pa.types.is_integer(column.type):
-            series = column.to_pandas(types_mapper=_INTEGERS.get) if column.null_count else column.cast(pa.int64()).to_pandas()
-        else:
-            series = column.to_pandas(types_mapper={pa.string(): pd.StringDtype("python"), pa.large_string(): pd.StringDtype("python")}.get)
-            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-                series = series.astype(object).where(series.notna(), None)
-        out[name] = series
-    return pd.DataFrame(out)
+    if not rows.num_rows:  # so it is of most kinds in most jobs
+        return _without_rows(rows.schema).copy()
+    return pd.DataFrame({name: _values(rows.column(name)) for name in columns})
+
+
+@functools.cache
+def _without_rows(schema: pa.Schema) -> pd.DataFrame:
+    return pd.DataFrame({field.name: _values(pa.chunked_array([], field.type)) for field in schema})
+
+
+def _values(column: pa.ChunkedArray) -> Any:
+    """A column as pandas takes it. A word that stands in many rows is one string in all of them."""
+    dtype = column.type
+    if pa.types.is_dictionary(dtype):
+        whole = column.unify_dictionaries().combine_chunks()
+        whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+        words = np.array([*whole.dictionary.to_pylist(), None], dtype=object)  # the last for those without one
+        return pd.Series(words[pa.compute.fill_null(whole.indices, -1).to_numpy(zero_copy_only=False)], dtype=object)
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return pd.Series(column.to_numpy(), dtype=object)
+    if pa.types.is_integer(dtype) and column.null_count:
+        return pd.arrays.IntegerArray(pa.compute.fill_null(column.cast(pa.int64()), 0).to_numpy().copy(), column.is_null().to_numpy())
+    return (column.cast(pa.int64()) if pa.types.is_integer(dtype) else column).to_numpy()
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

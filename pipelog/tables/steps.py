@@ -141,6 +141,10 @@ def scalars(placed: pa.Table) -> pd.DataFrame:
 
 def series(scalars: pd.DataFrame, name: str) -> pd.DataFrame:
     """One scalar in order of step: step (int64), value, file, line; the last line of a step counts."""
-    mine = scalars[(scalars["name"] == name) & scalars["step"].notna()].copy()
+    named = scalars["name"].to_numpy() == name
+    if not named.any():
+        none = scalars.iloc[:0]
+        return none if none["step"].dtype == np.int64 else none.astype({"step": "int64"})
+    mine = scalars[named & scalars["step"].notna()].copy()
     mine["step"] = mine["step"].astype("int64")
     return mine.sort_values(["step", "line"], kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)

@@ -87,8 +87,11 @@ def facts(here: pa.Table) -> pd.DataFrame:
 def said(facts: pd.DataFrame, names: tuple[str, ...]) -> list[Said]:
     """The different values of a quantity, most trusted source first."""
     out: list[Said] = []
+    known = facts["name"].to_numpy()
     for name in names:
-        mine = facts[facts["name"] == name]
+        if not (stated := known == name).any():
+            continue
+        mine = facts[stated]
         for value, text, file, line in zip(mine["value"], mine["text"], mine["file"], mine["line"], strict=True):
             shown = text if pd.isna(value) else value
             if shown is not None and all(s.value != shown or s.source != name for s in out):
@@ -313,7 +316,10 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
     ranks = ranks.set_index("rank")
     known = _without_doubt(known, shape, size)
     for name in ("introduced", "discovery", "launcher", "rank-line", "topology"):  # the most trusted last, so that it stays
-        mine = known[known["name"] == name].drop_duplicates("rank", keep="last").set_index("rank")
+        mine = known[known["name"] == name]
+        if not len(mine):
+            continue
+        mine = mine.drop_duplicates("rank", keep="last").set_index("rank")
         mine = mine[mine.index < size]
         told = ("stage", "replica", "tensor") if name in ("rank-line", "topology") else ("stage", "replica", "tensor", "host")
         for column in told:  # what one rank prints of another stands behind its own host
