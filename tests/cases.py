@@ -5,6 +5,7 @@ A line carries with it whether it is an anchor of the truth, so that the truth k
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import re
@@ -123,6 +124,7 @@ def load(folder: Path) -> Case:
 # ---- what stands before the lines, and who wrote them
 
 
+@functools.cache
 def leads(lines: tuple[Line, ...]) -> tuple[str, ...]:
     """Names of the prefixes that most lines have, outermost first."""
     texts = [line.text for line in lines if line.text.strip()]
