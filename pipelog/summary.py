@@ -243,6 +243,7 @@ def _metrics(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
             "scope": bubble.scope,
             "basis": bubble.basis,
             "note": bubble.note,
+            "why_wide": bubble.why_wide,
             "per_stage": bubble.per_stage,
         },
         "phase_breakdown": [{"part": p, "share": v} for p, v in split.phase.items()] if split is not None else [],

@@ -133,14 +133,32 @@ TIMERS = [
 
 
 def test_bubble_of_stage_0_from_timers_by_hand() -> None:
-    """A step of 200 ms, of which 30 forward, 60 backward, 10 optimizer, 4 send, 44 receive, 2 load: compute is 90."""
-    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *TIMERS])["bubble"]
+    """A step of 150 ms, of which 30 forward, 60 backward, 10 optimizer, 4 send, 44 receive, 2 load: compute is 90, and all is timed."""
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *TIMERS[:9], step(20, 0.15), *TIMERS[-2:]])["bubble"]
     assert found.low == pytest.approx(1 - 90 / (90 + 4 + 44 + 2))
-    assert found.high == pytest.approx(1 - 90 / 200)
-    assert found.measured == pytest.approx(1 - 90 / (200 - 10))
+    assert found.high == pytest.approx(1 - 90 / 150)
+    assert found.measured == pytest.approx(1 - 90 / (150 - 10))
     assert (found.source, found.basis, found.scope) == ("timers", "timer", "stage")
     assert found.per_stage == [{"stage": 0, "bubble": found.measured, "busy_s": pytest.approx(0.09)}]
     assert found.certain == found.low
+    assert found.why_wide == "the optimizer takes 6.7 %"
+
+
+def test_time_that_nothing_timed_may_be_work() -> None:
+    """The same in a step of 200 ms: 50 ms are timed by nothing, so that only 50 of 190 ms are waiting for certain."""
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *TIMERS])["bubble"]
+    assert found.low == pytest.approx((4 + 44 + 2) / 190)
+    assert (found.measured, found.high) == pytest.approx((1 - 90 / 190, 1 - 90 / 200))
+    assert "no timer holds 25.0 % of a step" in found.why_wide
+
+
+def test_late_batches_are_not_certainly_within_the_phase() -> None:
+    """60 ms of loading, 30 of waiting and 90 of passes fill a step of 180: all of the loading may come before the first pass."""
+    mine = [timer("batch_input", 600.0), timer("fwd", 300.0), timer("bwd", 600.0), step(20, 0.18), timer("pipe_recv_grad", 300.0)]
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *TIMERS[:5], *mine])["bubble"]
+    assert found.low == pytest.approx(30 / 120)
+    assert found.measured == found.high == pytest.approx(0.5)
+    assert "33.3 % of a step is late data" in found.why_wide
 
 
 def interval(last: int, seconds: float, receive_ms: float) -> list[Row]:
@@ -156,6 +174,15 @@ def test_intervals_that_differ_give_wide_bounds() -> None:
     assert found.measured == pytest.approx(1 - 90 / 140)
     assert found.low == pytest.approx(1 - 90 / 119)
     assert found.high == pytest.approx(1 - 90 / 160)
+
+
+@pytest.mark.parametrize(("first_pass", "low"), [(1.0, 0.1), (1.5, 0.4)])
+def test_of_two_intervals_the_first_bounds_the_other_where_it_is_no_warm_up(first_pass: float, low: float) -> None:
+    """100 ms a step, then 150 with one long wait among them: usual is 10 % idle, which the first tells, if its passes are as short as the later ones."""
+    first = [timer("fwd", 300.0 * first_pass), timer("bwd", 600.0 * first_pass), step(10, 0.1 * first_pass), timer("pipe_recv_grad", 100.0)]
+    found = tables([fact("config.steps_per_print", 10), *topology_map(4), *first, *interval(20, 0.15, 60)])["bubble"]
+    assert (found.low, found.measured, found.high) == pytest.approx((low, 0.4, 0.4))
+    assert found.why_wide == (None if low == 0.4 else "the 2 printed intervals differ, the first of all among them (10.0 % to 40.0 % idle)")
 
 
 def test_messages_of_an_evaluation_turn_the_bounds_round() -> None:

@@ -145,7 +145,8 @@ def _range(bubble: JSON) -> str:
     low, high = bubble["low"], bubble["high"]
     if low is None or high is None or percent(low) == percent(high):
         return ""
-    return f" (between {percent(low)} and {percent(high)})"
+    why = f": {bubble['why_wide']}" if bubble.get("why_wide") else ""
+    return f" (between {percent(low)} and {percent(high)}{why})"
 
 
 _IDLE = (

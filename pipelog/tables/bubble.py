@@ -18,7 +18,7 @@ from pipelog.tables.topology import Topology
 class Bubble:
     """ideal: (p-1)/(v*m+p-1). measured: of the run (scope `run`) or of the stages in per_stage only (scope `stage`).
 
-    source: trace or timers. basis: instruction, kernel or timer. low..high bound what measured claims.
+    source: trace or timers. basis: instruction, kernel or timer. low..high bound what measured claims; why_wide: where they are far apart, what from.
     per_stage: stage, bubble, busy_s. per_step: step, bubble (traces only). where: (file, line) of the witness, shows: what it shows, where its own words do not. intervals: how many
     printed intervals timers gave, the first with its warm-up among them.
     """
@@ -35,6 +35,7 @@ class Bubble:
     where: list[tuple[str, int]] = field(default_factory=list)
     shows: str | None = None
     note: str | None = None
+    why_wide: str | None = None
     intervals: int | None = None
 
     @property
@@ -75,46 +76,6 @@ def trace_bubble(bubble_by_stage: pd.DataFrame) -> Bubble:
         where=[(str(witness["file"]), int(witness["line"]))],
         shows=f"step {int(witness['step'])}: rank {int(witness['rank'])} (stage {int(witness['stage'])}) computes for {seconds(float(witness['busy_ns']))} "
         f"of a phase of {seconds(float(witness['phase_ns']))}; here its longest pass",
-    )
-
-
-@table("timer_bubble", needs=("timers", "topology"))
-def timer_bubble(timers: pd.DataFrame, topology: Topology) -> Bubble:
-    """From DeepSpeed's rank-0 timers, of stage 0 alone (design/product.md):
-
-    low = 1 - compute / (compute + p2p + batch_input), high = 1 - compute / iter time, measured = 1 - compute / (iter time - step);
-    compute = forward + backward. measured is the median over the printed intervals without the first, which holds warm-up; low is the lower
-    quartile of theirs and high the upper, so that intervals that differ give wide bounds. Where an evaluation adds its messages to the timers
-    low comes out above measured: then it bounds it from above.
-    """
-    pair = next((p for p in (("fwd_ns", "bwd_ns"), ("fwd_microstep_ns", "bwd_microstep_ns")) if set(p) <= set(timers.columns)), None)
-    if pair is None or not (topology.pp or 0) > 1:
-        raise CannotTell("no forward and backward timers of a pipeline: wall_clock_breakdown (up to DeepSpeed 0.18.2) prints those of rank 0")
-    used = timers.iloc[1:] if len(timers) > 1 else timers
-    compute = used[pair[0]].fillna(0) + used[pair[1]].fillna(0)
-
-    def of(*names: str) -> pd.Series:
-        return sum((used[f"{n}_ns"].fillna(0) for n in names if f"{n}_ns" in used), start=pd.Series(0.0, index=used.index))
-
-    step = of("step") if "step_ns" in used else of("step_microstep")
-    good = (compute > 0) & (used["iter_ns"] > step)
-    if not good.any():
-        raise CannotTell("the forward and backward timers of rank 0 are all zero")
-    low = 1 - compute / (compute + of("pipe_send_output", "pipe_recv_grad", "pipe_recv_input", "pipe_send_grad", "batch_input"))
-    high = 1 - compute / used["iter_ns"]
-    measured = (1 - compute / (used["iter_ns"] - step))[good].median()
-    witness = used.loc[(1 - compute / used["iter_ns"])[good].idxmax()]
-    return Bubble(
-        measured=float(measured),
-        low=float(min(low[good].quantile(0.25), measured)),
-        high=float(max(high[good].quantile(0.75), low[good].median(), measured)),
-        source="timers",
-        basis="timer",
-        scope="stage",
-        per_stage=[{"stage": 0, "bubble": float(measured), "busy_s": float(compute[good].median()) / 1e9}],
-        where=[(str(witness["file"]), int(witness["line"]))],
-        note="rank 0 alone prints timers: this is the idle share of stage 0, not of the pipeline",
-        intervals=len(timers),
     )
 
 
