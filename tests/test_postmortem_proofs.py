@@ -78,6 +78,42 @@ def test_the_kernel_s_word_for_another_rank_s_device_is_no_proof() -> None:
     assert {e.file for e in found.evidence} == {"job.log"}
 
 
+MAPPED = "[2024-03-05 15:00:00,000] [INFO] [launch.py:163:main] global_rank_mapping=defaultdict(<class 'list'>, {'mz1': [0, 1, 2, 3], 'mz2': [4, 5, 6, 7]})"
+WORLD_OF_TWO = "[2024-03-05 15:00:00,000] [INFO] [launch.py:171:main] dist_world_size=8"
+
+
+def test_the_line_that_ties_a_process_to_its_rank_is_a_proof() -> None:
+    found = death(*WORLD, *SPAWNED, *STEPS, kernel=killed(4302, cgroup=False))
+    assert found.ranks == (2,)
+    assert ("job.log", 1 + 3) in [(e.file, e.line) for e in found.evidence]
+    assert not {("job.log", n) for n in (2, 3, 5)} & {(e.file, e.line) for e in found.evidence}
+
+
+@pytest.mark.parametrize(("prefix", "shown"), [("", True), ("mz2: ", False)])
+def test_the_line_that_says_where_a_rank_runs_is_a_proof_where_no_line_of_it_does(prefix: str, shown: bool) -> None:
+    """Nothing but the map ties rank 6 to a host where no prefix does."""
+    found = death(*(prefix + line for line in (MAPPED, WORLD_OF_TWO, *STEPS, *traceback("ValueError: no such token", rank=6))))
+    assert (found.ranks, found.hosts) == ((6,), ("mz2",))
+    assert (("job.log", 1) in {(e.file, e.line) for e in found.evidence}) == shown
+
+
+def test_a_rank_that_says_itself_who_it_is_needs_no_map() -> None:
+    found = death(*WORLD, *SPAWNED, *STEPS, *traceback("ValueError: no such token", rank=2))
+    assert [e.line for e in found.evidence] == [1 + 4 + 2 + 4]
+
+
+def test_who_had_ended_before_the_others_were_taken_down_is_shown_with_its_neighbours_and_its_map() -> None:
+    ready = [f"[rank {n}] pid {4410 + n} host mz1 device cuda:{n} ready" for n in range(8)]
+    closed = [
+        f"W1010 19:01:34.784000 4390 torch/distributed/elastic/multiprocessing/api.py:897] Sending process {4410 + n} closing signal SIGTERM"
+        for n in range(8)
+        if n != 6
+    ]
+    found = death(*ready, *STEPS, *closed)
+    assert found.ranks == (6,)
+    assert [e.line for e in found.evidence] == [8 + 2 + 4, 8 + 2 + 5, 8 + 2 + 6, 8 + 2 + 7, 7]
+
+
 @pytest.mark.parametrize(("said", "kind"), [("Fatal", "gpu-broken"), ("Nonfatal", "xid-application")])
 def test_of_nvlink_s_events_the_fatal_ones_are_of_a_broken_device(said: str, kind: str) -> None:
     roles = death(

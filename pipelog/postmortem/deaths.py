@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog._text import listed, seconds
+from pipelog.events import Input
 from pipelog.findings import Advice, Confidence, Evidence
 from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hang_advice import look_at, look_first, still_missing
@@ -24,6 +25,7 @@ from pipelog.postmortem.ports import around_the_loss
 from pipelog.postmortem.proofs import killed_for_memory, of_its_end, seen_by, told_again, with_those
 from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
 from pipelog.postmortem.schedulers import what_was_taken
+from pipelog.postmortem.sources import told_by
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
 from pipelog.postmortem.wording import subject, title_of
 from pipelog.tables import Tables, frame, table
@@ -67,13 +69,15 @@ class Death:
     label: str | None = None
 
 
-@table("death", needs=("errors", "endings", "chosen", "hang", "heard", "placed", "topology", "identities", "config", "facts"))
+@table("death", needs=("errors", "endings", "chosen", "hang", "heard", "inputs", "here", "placed", "topology", "identities", "config", "facts"))
 def death(
     errors: pd.DataFrame,
     endings: list[Ending],
     chosen: int,
     hang: Hang | None,
     heard: frozenset[int],
+    inputs: list[Input],
+    here: pa.Table,
     placed: pa.Table,
     topology: Topology,
     identities: Identities,
@@ -103,7 +107,9 @@ def death(
     if primary is None:
         gone = left_over(placed, identities, work) if ending.status == "incomplete" else None
         return Death(chosen, ending.status, roles=roles, step=last_step(work)) if gone is None else _gone_before(chosen, gone, roles, topology, work)
-    return _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
+    verdict = _verdict(chosen, ending, roles, primary, hang, heard, placed, topology, config, facts, work)
+    told = () if verdict.category == "hang" else told_by(verdict.evidence, verdict.ranks, verdict.hosts, roles, inputs, here, placed, topology)
+    return replace(verdict, evidence=(*verdict.evidence, *told))
 
 
 @table("deaths", needs=("attempts", "chosen", "endings", "tables"))
@@ -333,7 +339,7 @@ def _gone_before(attempt: int, gone: LeftOver, roles: pd.DataFrame, topology: To
         stages=whom.stages,
         hosts=whom.hosts,
         step=last_step(work),
-        evidence=tuple(Evidence(f, n, None) for f, n in gone.lines[:_MOST_SHOWN]),
+        evidence=tuple(Evidence(f, n) for f, n in (*sorted(gone.lines[:_MOST_SHOWN]), *((gone.map,) if gone.map is not None else ()))),
         consequences=consequences_of(roles),
         missing=(f"how it ended: the rest of the log, the exit code of rank {gone.rank}, its own output, the kernel log of its host",),
         advice=(Advice(f"look for the end of that process: the launcher's line behind these, `dmesg -T` on {hosts[0] if hosts else 'its host'}"),),

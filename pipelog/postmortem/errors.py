@@ -66,10 +66,11 @@ class Frames:
 @table("errors", needs=("placed", "topology", "identities", "inputs", "attempts", "chosen"))
 def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs: list[Input], attempts: Attempts, chosen: int) -> pd.DataFrame:
     """One row a line: name, kind (of `postmortem.kinds`), category, role, strength, rank, stage, replica, host, label, at_ns, since_ns, until_ns, code, value,
-    peer, group, stream, dur_ns, chain, file, line, order (place of the file among the inputs), below (lines of the file behind it), text, own, pipe.
+    peer, group, stream, dur_ns, chain, by, file, line, order (place of the file among the inputs), below (lines of the file behind it), text, own, pipe.
 
     at_ns: its own time (ns, local), null where it has none; since_ns and until_ns: times of the stamped lines before and after it in
-    its file. code: exit code, negative for a signal. Of a chain of exceptions one is kept (see `_causes`).
+    its file. code: exit code, negative for a signal. by: what its rank follows from where another line ties that to one: `process 4302`, `local 3`, `bus 0000:c3:00`.
+    Of a chain of exceptions one is kept (see `_causes`).
     """
     load(pipelog.postmortem.kinds)
     rows = frame(placed, ("error", "end", "process"), _COLUMNS)
@@ -255,6 +256,7 @@ def _whose(rows: pd.DataFrame, who: Identities, topology: Topology) -> None:
     of_pid = _by_device(rows, who.locals)
     said, named = _of_one_host(rows), {h for h in rows["host"] if isinstance(h, str)}
     whose: list[Any] = rows["rank"].to_list()
+    by = [""] * len(rows)
     hosts: list[Any] = rows["host"].to_list()
     columns = ("name", "host", "label", "value", "group", "text")
     for i, (name, host, label, value, group, text) in enumerate(zip(*(rows[c] for c in columns), strict=True)):
@@ -263,22 +265,23 @@ def _whose(rows: pd.DataFrame, who: Identities, topology: Topology) -> None:
         host = host if isinstance(host, str) else None  # noqa: PLW2901
         gpu = _GPU.search(text)
         if isinstance(label, str) and (host, label) in who.locals:
-            whose[i] = who.locals[host, label]
+            whose[i], by[i] = who.locals[host, label], label
         elif name in _OF_PROCESSES and not pd.isna(value):
             known = who.of_process(host, int(value))
-            whose[i] = of_pid.get((host, int(value))) if known is None else known
+            whose[i], by[i] = of_pid.get((host, int(value))) if known is None else known, f"process {int(value)}"
         elif name in _OF_DEVICES and isinstance(group, str):
-            whose[i] = who.of_bus(host, group)
+            whose[i], by[i] = who.of_bus(host, group), f"bus {group}"
         elif name == "python-exception" and (said_by := _SPEAKER.search(text)):
             whose[i] = int(said_by["rank"])
             if host is None and (on := _ON_NODE.search(text)):
                 hosts[i] = on["host"]
         elif dead := _ACTOR.search(text):
-            whose[i] = who.of_process(dead["ip"], int(dead["pid"]))
+            whose[i], by[i] = who.of_process(dead["ip"], int(dead["pid"])), f"process {int(dead['pid'])}"
         elif gpu and (known := who.of_gpu(host, gpu.group(1))) is not None:
-            whose[i] = known
+            whose[i], by[i] = known, f"local {gpu.group(1)}"
         elif gpu and host is None and len(named) <= 1:
-            whose[i] = said.get(f"local {gpu.group(1)}")
+            whose[i], by[i] = said.get(f"local {gpu.group(1)}"), f"local {gpu.group(1)}"
+    rows["by"] = by
     rows["host"] = pd.Series(hosts, rows.index, dtype=object)
     rows["rank"] = pd.array([pd.NA if r is None or pd.isna(r) else int(r) for r in whose], dtype="Int64")
     of = topology.ranks.set_index("rank") if len(topology.ranks) else None

@@ -18,8 +18,15 @@ _LISTED = re.compile(r"['\"]([^'\"]+)['\"]: \[([\d, ]*)\]")
 """A host and its devices in the launcher's `WORLD INFO DICT: {'lab-big': [4, 5, 6, 7]}`: the k-th is that of local rank k."""
 _LOADERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d{1,9}(?:, \d{1,9})*)\)")
 """Workers of a rank's data loader: the kernel kills them by their own number."""
-_XID_OF = re.compile(r"\bpid='?(\d{1,9})\b")
+XID_OF = re.compile(r"\bpid='?(\d{1,9})\b")
+"""The process that the kernel names beside a device."""
 _BUS = re.compile(r"(?i)^(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})(?:\.[0-7])?$")
+
+
+def bus_of(address: str | None) -> str | None:
+    """`0000:c3:00` of `PCI:0000:c3:00`, `00000000:C3:00.0`, `c3:00.0`."""
+    match = _BUS.match(address.removeprefix("PCI:")) if isinstance(address, str) else None
+    return f"{(match['domain'] or '0')[-4:]:0>4}:{match['bus']}:{match['device']}".lower() if match else None
 
 
 class Ranked:
@@ -68,7 +75,7 @@ class Identities:
 
     def of_bus(self, host: str | None, address: str | None) -> int | None:
         """The rank whose device has a bus address, which hosts of one make have in common: on the host named, or where there is one."""
-        known = _normal(address)
+        known = bus_of(address)
         return None if known is None else self.buses.find(host, known)
 
     def of_local(self, host: str | None, label: str) -> int | None:
@@ -97,7 +104,7 @@ def identities(placed: pa.Table, topology: Topology) -> Identities:
     only = next(iter(stated)) if len(stated) == 1 else None
     made = Identities(processes, workers, buses, local | counted, frozenset(host for host, _ in counted), only)
     for host, address, text in zip(xid["host"], xid["group"], xid["text"], strict=True):
-        if (said := _XID_OF.search(text or "")) and (bus := _normal(address)) is not None:
+        if (said := XID_OF.search(text or "")) and (bus := bus_of(address)) is not None:
             rank = made.of_process(_word(host), int(said[1]))
             if rank is not None:
                 buses.put(_word(host), bus, rank)
@@ -178,16 +185,10 @@ def _numbered(placed: pa.Table, local: dict[tuple[str | None, str], int]) -> Ite
     for host, device, address in zip(listed["host"], listed["device"], listed["text"], strict=True):
         known = _word(host) or (next(iter(devices)) if len(devices) == 1 else None)
         number = device.removeprefix("gpu ")
-        if known in devices and number in devices[known] and (bus := _normal(address)) is not None:
+        if known in devices and number in devices[known] and (bus := bus_of(address)) is not None:
             rank = local.get((known, f"local {devices[known].index(number)}"))
             if rank is not None:
                 yield known, bus, rank
-
-
-def _normal(address: str | None) -> str | None:
-    """`0000:c3:00` of `PCI:0000:c3:00`, `00000000:C3:00.0`, `c3:00.0`."""
-    match = _BUS.match(address.removeprefix("PCI:")) if isinstance(address, str) else None
-    return f"{(match['domain'] or '0')[-4:]:0>4}:{match['bus']}:{match['device']}".lower() if match else None
 
 
 def _word(host: Any) -> str | None:

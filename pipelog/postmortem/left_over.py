@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog.postmortem.identities import Identities
+from pipelog.postmortem.sources import Line, said_of_processes
 from pipelog.tables import frame
 
 _FEWEST = 3
@@ -16,11 +17,13 @@ _FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """The rank, the host as far as it is named, and the lines (file, line) of the launcher that take down all others."""
+    """The rank, the host as far as it is named, the lines of the launcher that take down all others (those of
+    the next numbers of processes first), and the one that ties the process left over to its rank."""
 
     rank: int
     host: str | None
-    lines: tuple[tuple[str, int], ...]
+    lines: tuple[Line, ...]
+    map: Line | None = None
 
 
 def left_over(placed: pa.Table, who: Identities, work: pd.DataFrame) -> LeftOver | None:
@@ -40,6 +43,8 @@ def left_over(placed: pa.Table, who: Identities, work: pd.DataFrame) -> LeftOver
         down = {int(pid) for pid in taken["value"]} & set(mine)
         missing = set(mine) - down
         if len(missing) == 1 and len(down) >= _FEWEST:
-            lines = tuple((str(f), int(n)) for f, n in zip(taken["file"], taken["line"], strict=True))
-            found.append(LeftOver(mine[missing.pop()], host, lines))
+            pid = missing.pop()
+            near = taken.loc[(taken["value"] - pid).abs().sort_values(kind="stable").index]
+            lines = tuple((str(f), int(n)) for f, n in zip(near["file"], near["line"], strict=True))
+            found.append(LeftOver(mine[pid], host, lines, said_of_processes(placed).of_process(pid, mine[pid])))
     return found[0] if len(found) == 1 else None
