@@ -14,7 +14,8 @@ from pipelog._text import count, iso
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
-from pipelog.postmortem.ledger import around, effective_ratio, last_word
+from pipelog.postmortem.ledger import around, effective_ratio
+from pipelog.postmortem.when import times
 from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
@@ -64,7 +65,7 @@ def _run(tables: Tables) -> JSON:
     chosen: int = tables["chosen"]
     spans = {int(n): (int(r["first"]), int(r["last"])) for n, r in tables["spans"].iterrows()}
     first, last = spans.get(chosen, (None, None))
-    started, ended, length = _times(tables)
+    started, ended, length = times(tables)
     saved, lost = (_int(v) for v in tables["losses"].loc[chosen, ["saved", "lost_steps"]])
     facts = tables["facts"]
     changed = _changes(tables)
@@ -119,37 +120,6 @@ def _changes(tables: Tables) -> dict[int, list[str]]:
 
 def _megatron_printed(tables: Tables) -> bool:
     return bool(len(of_kind(tables["here"], "iteration", "megatron_timer"))) or tables["steps"].source == "megatron"
-
-
-def _times(tables: Tables) -> tuple[str | None, str | None, float | None]:
-    """First and last time of the logs of the chosen attempt, as ISO 8601; with Z where the clock is UTC: the one that the steps are printed on."""
-    rows = tables["here"]
-    kind, clock = rows.column("kind").cast(pa.string()), rows.column("clock").cast(pa.string())
-    timed = pa.compute.is_valid(rows.column("start_ns"))
-    works = pa.compute.is_in(kind, pa.array(["step", "progress", "iteration"]))
-    spoken = {name: pa.compute.fill_null(pa.compute.and_(pa.compute.equal(clock, name), timed), False) for name in ("utc", "log")}
-    stepped = {name: pa.compute.any(pa.compute.and_(mask, works)).as_py() for name, mask in spoken.items()}
-    order = ("log", "utc") if stepped["log"] and not stepped["utc"] else ("utc", "log")
-    for name in order:
-        mask = spoken[name]
-        times = rows.column("start_ns").filter(mask)
-        if len(times):
-            suffix = "Z" if name == "utc" else ""
-            low, high = int(pa.compute.min(times).as_py()), int(pa.compute.max(times).as_py())
-            if _goes_on(rows, mask):
-                return iso(low) + suffix, None, None
-            if name == "log":
-                high = int(last_word(tables["deaths"][tables["chosen"]], high))
-            return iso(low) + suffix, iso(high) + suffix, round((high - low) / 1e9, 3)
-    return None, None, None
-
-
-def _goes_on(rows: pa.Table, stamped: pa.Array) -> bool:
-    """Whether steps were printed after the last line that bears a time: then the end is not known."""
-    last = rows.filter(pa.compute.fill_null(stamped, False)).select(["file", "line"]).to_pandas().groupby("file", observed=True)["line"].max()
-    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas()
-    after = steps["line"] > steps["file"].astype(object).map(last).fillna(np.inf)
-    return int(after.sum()) > 1  # one may stand behind the stamp of its own step
 
 
 def _median_step(steps: Steps) -> float | None:

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelog._text import iso
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.kinds import Role
-from pipelog.tables import frame, table
+from pipelog.tables import frame, of_kind, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.steps import between_stamps
@@ -109,6 +110,22 @@ def last_word(death: Death, end_ns: float) -> float:
     return float(max(end_ns, at[at < end_ns + _DAY_NS].max(initial=end_ns)))
 
 
+def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
+    """Whether steps were printed above the first line, and below the last, that bears a time of these clocks: then the begin, or the end, is not known.
+
+    One step may stand before the stamp of its own line, and one behind it. The begin is that of the file that begins first.
+    """
+    timed = pc.and_(pc.is_in(rows.column("clock").cast(pa.string()), pa.array(clocks)), pc.is_valid(rows.column("start_ns")))
+    stamped = rows.filter(pc.fill_null(timed, False)).select(["file", "line", "start_ns"]).to_pandas().groupby("file", observed=True)
+    if not stamped.ngroups:
+        return False, False
+    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas().astype({"file": object})
+    first, last = stamped["line"].min(), stamped["line"].max()
+    began = stamped["start_ns"].min().idxmin()
+    above = steps.loc[(steps["file"] == began) & (steps["line"] < first[began]), "line"].nunique()
+    return bool(above > 1), bool((steps["line"] > steps["file"].map(last).fillna(np.inf)).sum() > 1)
+
+
 def around(death: Death) -> dict[str, str]:
     """The times of the lines above and below the first that shows it, in its file, where it has none of its own: `not_before` and `not_after`."""
     if death.at_ns is not None or not death.evidence or not len(death.roles) or "since_ns" not in death.roles:
@@ -136,12 +153,15 @@ def ledger(attempts: Attempts, spans: pd.DataFrame, losses: pd.DataFrame, deaths
     local = not pa.compute.any(pa.compute.equal(rows.column("clock").cast(pa.string()), "utc")).as_py()
     begins = attempts.segments.groupby("attempt")["begin_ns"].min()
     work = frame(rows, ("step", "progress", "iteration"), ("attempt", "start_ns")).dropna()
+    spoken = rows.select(["kind", "attempt", "clock", "start_ns", "file", "line"])
     for number in range(attempts.count):
         mine = attempts.segments[attempts.segments["attempt"] == number]
         begin, end = mine["begin_ns"].dropna().min(), mine["end_ns"].dropna().max()
         if local:
             said = last_word(deaths[number], end)
             end = said if not (begins.drop(index=number, errors="ignore").between(end, said)).any() else end
+        above, below = untimed(spoken if attempts.count == 1 else spoken.filter(pc.equal(spoken.column("attempt"), number)), "log", "utc")
+        begin, end = (np.nan if above else begin), (np.nan if below else end)
         wall = (float(end) - float(begin)) / 1e9 if not (pd.isna(begin) or pd.isna(end)) else np.nan
         productive = lost = np.nan
         if number in spans.index and not np.isnan(spans.at[number, "step_ns"]):

@@ -171,7 +171,9 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     if several and np.isnan(when).any():  # a clock that counts from the start of the machine: a cause on a rank is as old as the symptom it explains
         of_rank = pd.Series(np.where(cause, np.nan, when), rows.index).groupby(rows["rank"]).transform("min").to_numpy(dtype=float, na_value=np.nan)
         when = np.where(np.isnan(when) & cause, of_rank, when)
-    ranked = rows.assign(_when=np.where(np.isnan(when), np.inf, when) if several else 0.0)
+    bounds_alone = several and rows["at_ns"].isna().all() and not np.isnan(when).all()  # what stands in a file without any time may be as old as they
+    unknown = np.nanmin(when) if bounds_alone else np.inf
+    ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0)
     ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])
 

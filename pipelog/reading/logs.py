@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pipelog.events import EVENTS, WORD, Input, Skipped, conform, constant
 from pipelog.parsing import BlockParser, LineParser, RecordParser, Records, taken
-from pipelog.reading import blocks, heads
+from pipelog.reading import blocks, heads, stamped
 from pipelog.reading.blocks import Ahead
 from pipelog.reading.files import Source, local_rank_of_name, rank_of_name
 from pipelog.reading.json_lines import Note
@@ -34,6 +34,7 @@ def read_log(source: Source, note: Note | None = None) -> tuple[pa.Table, Input]
     if not tables:
         tables = [conform(pa.table({"line": pa.array([], pa.int64())}))]
     table = _untraced(pa.concat_tables(tables))
+    table = pa.concat_tables([table, reader.stamps(table)])
     given = Input(source.shown, "log", source.bytes, table.num_rows, [*reader.skipped, *stream.trouble])
     if reader.more_skipped:
         given.skipped.append(Skipped(None, f"{reader.more_skipped} more places like these"))
@@ -67,7 +68,8 @@ class _Reader:
         local = local_rank_of_name(source.shown)
         self.label = f"local {local}" if local is not None else None
         self.lines = 0
-        self.tail = b""
+        self.tail = self.head = b""
+        self.final: Chunk | None = None
         self.odd = self.tagged = self.barred = True
         self.taken: blocks.Taken = {}
 
@@ -82,12 +84,20 @@ class _Reader:
             "cut_stream": bool(stream.trouble),
         }
 
+    def stamps(self, table: pa.Table) -> pa.Table:
+        """Rows of the times at both ends of the file that those of *table*, all others of it, lack."""
+        if self.final is None or self.prefix is None or not table.num_rows:
+            return table.slice(0, 0)
+        return self._finish(stamped.rows(self.head, self.final, table, self.prefix))
+
     def chunk(self, chunk: Chunk, ahead: Ahead) -> list[pa.Table]:
         """The rows of one chunk."""
         data = chunk.data
         if self.prefix is None:
             self.prefix = heads.prefix(data[:_SAMPLE])
         if data:
+            self.head = self.head if self.final else data[: data.rfind(b"\n", 0, stamped.HEAD) + 1]
+            self.final = chunk
             self.tail = data[data.rfind(b"\n", 0, len(data) - 1) + 1 :]
         if chunk.last:
             self.lines = chunk.first - 1 + len(chunk.newlines) + bool(data and not data.endswith(b"\n"))

@@ -152,7 +152,7 @@ def _facts(report: Report) -> str:
     """llama-13b · 02:14 → 02:31 · pp 4 x dp 2 x tp 1 · 8 micro-batches · 1.2 s a step · DeepSpeed 0.16.9."""
     run, shape, config, metrics = report.run, report.topology, report.config, report.metrics
     parts = [report.name]
-    if run["started_at"]:
+    if run["started_at"] or run["ended_at"]:
         parts.append(_span(run["started_at"], run["ended_at"]))
     known = [f"{n} {shape[n]}" for n in ("pp", "dp", "tp") if shape[n] is not None]
     if known:
@@ -171,8 +171,10 @@ def _facts(report: Report) -> str:
     return " · ".join(parts)
 
 
-def _span(begin: str, end: str | None) -> str:
-    """2024-01-31 02:14 → 02:31, with the date of the end where it is another."""
+def _span(begin: str | None, end: str | None) -> str:
+    """2024-01-31 02:14 → 02:31, with the date of the end where it is another; of one that is known alone, `from` or `until`."""
+    if begin is None:
+        return f"until {end[:16].replace('T', ' ')}" if end else ""
     if end is None:
         return f"from {begin[:16].replace('T', ' ')}"
     return f"{begin[:16].replace('T', ' ')} → {end[11:16] if end[:10] == begin[:10] else end[:16].replace('T', ' ')}"

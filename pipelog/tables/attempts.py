@@ -57,7 +57,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     worked = rows.loc[rows["kind"] != "start", ["kind", "step", "file", "line"]]
     rows = rows[(rows["kind"] != "error") | rows["name"].isin(_DEADLY)].sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
-    times = times_by_file(events)
+    times, ends = times_by_file(events), times_by_file(events, bare=True)
     pieces = []
     for path in logs:
         cuts = [0, *(_cuts(by_file[path]) if path in by_file else [])]
@@ -69,14 +69,17 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
                 begin = end = pd.Timestamp(match.group(1)).value
             named = _ATTEMPT_IN_NAME.search(path)
             begun, over = _begun_and_over(by_file.get(path), first, last)
-            pieces.append((path, first, last, begin, end, int(named.group(1)) if named else None, begun, over))
-    columns = ["file", "first_line", "last_line", "begin_ns", "end_ns", "named", "begun", "over_ns"]
+            number = int(named.group(1)) if named else None
+            pieces.append((path, first, last, begin, end, *_span(ends.get(path), first, last), number, begun, over))
+    columns = ["file", "first_line", "last_line", "begin_ns", "end_ns", "least_ns", "most_ns", "named", "begun", "over_ns"]
     table_ = pd.DataFrame(pieces, columns=columns).astype({"first_line": "int64"})
     numbers = _numbers(table_)
     named_ranks = {i.path for i in inputs if i.notes.get("rank_from_name") is not None}
     table_["attempt"], jobs = _apart(table_, numbers, by_file, named_ranks)
     count = int(table_["attempt"].max()) + 1 if len(table_) else 1
-    return Attempts(table_.drop(columns=["named", "begun", "over_ns"]), count, jobs)
+    for name, known in (("begin_ns", "least_ns"), ("end_ns", "most_ns")):
+        table_[name] = table_[known].where(table_[known].notna(), table_[name])
+    return Attempts(table_.drop(columns=["least_ns", "most_ns", "named", "begun", "over_ns"]), count, jobs)
 
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
@@ -159,10 +162,14 @@ def _at_one_go(rows: pd.DataFrame) -> bool:
     return not len(worked) or not (steps.groupby("name", dropna=False)["step"].diff().astype("float64") < 0).any()
 
 
-def times_by_file(events: pa.Table) -> dict[str, pd.DataFrame]:
-    """Line and time of every stamped row, by file; not of errors, which kernel logs have from long before the job, and error files in UTC."""
+def times_by_file(events: pa.Table, *, bare: bool = False) -> dict[str, pd.DataFrame]:
+    """Line and time of every stamped row, by file; not of errors, which kernel logs have from long before the job, and error files in UTC.
+
+    bare: with the times of lines that nothing but their time is known of. What starts together is told without them: anything may stand around a job.
+    """
     stamped = events.select(["kind", "file", "line", "start_ns", "clock"])
-    of_log = matching(coded(stamped.column("clock")), ("log", "utc").__contains__) & ~matching(coded(stamped.column("kind")), "error".__eq__)
+    other = ("error",) if bare else ("error", "stamp")
+    of_log = matching(coded(stamped.column("clock")), ("log", "utc").__contains__) & ~matching(coded(stamped.column("kind")), other.__contains__)
     stamped = stamped.filter(pa.array(of_log & stamped.column("start_ns").is_valid().to_numpy()))
     data = pd.DataFrame(
         {
