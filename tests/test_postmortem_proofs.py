@@ -174,3 +174,12 @@ def test_what_one_host_alone_refuses_is_compared_with_the_others() -> None:
 
 def test_what_all_refuse_is_put_right() -> None:
     assert "set train_batch_size to 128" in batch_refused(0, 1, 2, 3).advice[0].action
+
+
+def test_of_an_error_of_nccl_the_words_below_last_error_are_the_proof() -> None:
+    """The lines of two ranks stand one in another: each message is found by its own prefix."""
+    said = "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:2006, remote process exited or there was a network error, NCCL version 2.20.5"
+    more = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer 10.6.0.{n}<4000{n}>"
+    both = [traceback(f"{said}\n{more.format(n=n)}", rank=n) for n in (0, 1)]
+    found = death(*STEPS, *(line for pair in zip(*both, strict=True) for line in pair))
+    assert [e.line for e in found.evidence][:3] == [2 + 2 * 6 + 1, 2 + 2 * 3 + 1, 2 + 2 * 6 + 2]

@@ -17,11 +17,15 @@ class Frame:
 
 @dataclass(slots=True, eq=False)
 class Raised:
-    """An exception: its line, its message from that line on, its frames (outermost first, empty where they are not certain)."""
+    """An exception: its line, its message from that line on, its frames (outermost first, empty where they are not certain).
+
+    told: where the line below `Last error:` stands, and that line.
+    """
 
     line: int
     text: list[str]
     depth: int = 0
+    told: tuple[int, str] | None = None
     frames: list[Frame] = field(default_factory=list)
 
 

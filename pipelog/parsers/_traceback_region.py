@@ -255,7 +255,7 @@ class Region:
             return False
         if own.startswith(CONNECTORS):
             return self._connect(strand)
-        if self._goes_on(strand, own):
+        if self._goes_on(strand, number, own):
             return True
         if own[0] in " \t":
             strand.structure = self._count if strand.open else strand.structure
@@ -355,7 +355,7 @@ class Region:
         strand.last = None
         return bool(done)
 
-    def _goes_on(self, strand: _Strand, own: str) -> bool:
+    def _goes_on(self, strand: _Strand, number: int, own: str) -> bool:
         """Whether a line belongs to the last exception's message; then it is added."""
         raised = strand.last
         if raised is None:
@@ -372,6 +372,8 @@ class Region:
                 return False
         if len(raised.text) > MOST_TEXT:
             return self._strict
+        if awaited and own.strip():
+            raised.told = number, own.strip()
         raised.text.append(own.rstrip())
         return True
 

@@ -87,6 +87,8 @@ def _rows(chain: Chain, group: str, known: Row) -> Iterator[Row]:
         for stream, frame in _telling(raised, caught=place + 1 < len(ordered)):
             text = f"{frame.path}:{frame.at} {frame.function}".rstrip()[:_MOST_CHARACTERS]
             yield {**same, "name": "python-frame", "line": frame.line, "text": text, "stream": stream}
+        if raised.told is not None:
+            yield {**same, "name": "python-frame", "line": raised.told[0], "text": raised.told[1][:_MOST_CHARACTERS], "stream": "told"}
 
 
 def _telling(raised: Raised, *, caught: bool) -> Iterator[tuple[str, Frame]]:

@@ -416,9 +416,10 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
 def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
     """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
     out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before}
-    for place in lines[:4]:
+    for nth, place in enumerate(lines[:4]):
         row = roles.loc[place]
-        out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
+        for line in dict.fromkeys((int(row["proof"]), int(row["line"])) if not nth else (int(row["proof"]),)):
+            out.setdefault((row["file"], line), Evidence(str(row["file"]), line, None))
         if row["name"] == "traceback-cut" and not pd.isna(row["value"]):  # the last frame that is there
             out.setdefault((row["file"], int(row["value"])), Evidence(str(row["file"]), int(row["value"]), None))
     row = of_its_end(roles, whom.ranks, whom.hosts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,12 +55,15 @@ _ZONES_NS = 26 * 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Where an exception was raised: innermost frame, innermost of the user's own files, innermost `_exec_…` of the pipeline engine; where it was caught."""
+    """Where an exception was raised: innermost frame, innermost of the user's own files, innermost `_exec_…` of the pipeline engine; where it was caught;
+    the line of its message that stands below `Last error:`.
+    """
 
     raised: str | None = None
     own: str | None = None
     pipe: str | None = None
     caught: str | None = None
+    told: int | None = field(default=None, compare=False)
 
 
 @table("errors", needs=("placed", "topology", "identities", "inputs", "attempts", "chosen"))
@@ -69,7 +72,7 @@ def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs:
     peer, group, stream, dur_ns, chain, by, file, line, order (place of the file among the inputs), below (lines of the file behind it), text, own, pipe.
 
     at_ns: its own time (ns, local), null where it has none; since_ns and until_ns: times of the stamped lines before and after it in
-    its file. code: exit code, negative for a signal. by: what its rank follows from where another line ties that to one: `process 4302`, `local 3`, `bus 0000:c3:00`.
+    its file. proof: the line of its message that says most: that below `Last error:`, else the first. code: exit code, negative for a signal. by: what its rank follows from where another line ties that to one: `process 4302`, `local 3`, `bus 0000:c3:00`.
     Of a chain of exceptions one is kept (see `_causes`).
     """
     load(pipelog.postmortem.kinds)
@@ -103,10 +106,11 @@ def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs:
 def _frames(rows: pd.DataFrame) -> dict[tuple[str, str, int], Frames]:
     """(file, chain, place in the chain) → frames."""
     mine = rows[rows["name"] == "python-frame"]
-    out: dict[tuple[str, str, int], dict[str, str]] = {}
-    for file, chain, place, stream, text in zip(mine["file"], mine["group"], mine["value"], mine["stream"], mine["text"], strict=True):
-        if isinstance(chain, str) and stream in ("raised", "own", "pipe", "caught") and isinstance(text, str):
-            out.setdefault((file, chain, _whole(place)), {})[stream] = text
+    out: dict[tuple[str, str, int], dict[str, Any]] = {}
+    columns = ("file", "group", "value", "stream", "line", "text")
+    for file, chain, place, stream, line, text in zip(*(mine[c] for c in columns), strict=True):
+        if isinstance(chain, str) and stream in ("raised", "own", "pipe", "caught", "told") and isinstance(text, str):
+            out.setdefault((file, chain, _whole(place)), {})[stream] = int(line) if stream == "told" else text
     return {key: Frames(**found) for key, found in out.items()}
 
 
@@ -356,6 +360,7 @@ def _meanings(rows: pd.DataFrame, frames: dict[tuple[str, str, int], Frames]) ->
     rows["own"] = [w.own for w in shown]
     rows["pipe"] = [w.pipe for w in shown]
     rows["raised"] = [w.raised for w in shown]
+    rows["proof"] = [line if w.told is None else w.told for line, w in zip(rows["line"], shown, strict=True)]
 
 
 _DIGITS = re.compile(r"(?<!\d)\d{3,}|(?<=[Rr]ank )\d+|(?<=\[rank)\d+|(?<=GUID )\d+|(?<=[A-Za-z]-)\d+(?=[\]:<])|(?<=:\d{4} \[)\d+(?=\] )|0x[0-9a-f]+")

@@ -130,7 +130,7 @@ def around(death: Death) -> dict[str, str]:
     """The times of the lines above and below the first that shows it, in its file, where it has none of its own: `not_before` and `not_after`."""
     if death.at_ns is not None or not death.evidence or not len(death.roles) or "since_ns" not in death.roles:
         return {}
-    shown = death.roles[(death.roles["file"] == death.evidence[0].file) & (death.roles["line"] == death.evidence[0].line)]
+    shown = death.roles[(death.roles["file"] == death.evidence[0].file) & (death.roles["proof"] == death.evidence[0].line)]
     if not len(shown):
         return {}
     since, until = (float(shown[c].iloc[0]) for c in ("since_ns", "until_ns"))

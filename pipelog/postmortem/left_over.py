@@ -18,7 +18,8 @@ _FEWEST = 3
 @dataclass(frozen=True, slots=True)
 class LeftOver:
     """The rank, the host as far as it is named, the lines of the launcher that take down all others (those of
-    the next numbers of processes first), and the one that ties the process left over to its rank."""
+    the next numbers of processes first), and the one that ties the process left over to its rank.
+    """
 
     rank: int
     host: str | None

@@ -74,7 +74,7 @@ def told_by(
 ) -> tuple[Evidence, ...]:
     """The lines from which it follows whose the lines of *evidence* are: those that tie a process, a device or a local rank to its rank, and a rank to its host."""
     shown = [(e.file, e.line) for e in evidence if e.line is not None]
-    rows = roles[pd.Series(list(zip(roles["file"], roles["line"], strict=True)), roles.index).isin(shown) & roles["rank"].isin(ranks)]
+    rows = roles[pd.Series(list(zip(roles["file"], roles["proof"], strict=True)), roles.index).isin(shown) & roles["rank"].isin(ranks)]
     own = rows.loc[rows["by"] == "", "rank"]
     rows = rows[(rows["by"] != "") & ~(rows["by"].str.startswith("local") & rows["rank"].isin(own))]  # a launcher repeats what the rank says itself
     lines: list[Line | None] = []
@@ -89,7 +89,7 @@ def told_by(
 def _named(evidence: tuple[Evidence, ...], host: str, roles: pd.DataFrame, inputs: list[Input]) -> bool:
     """Whether a line of *evidence* names the host itself, by its prefix, its words or its file."""
     files, short = {e.file for e in evidence}, short_host(host)
-    texts = roles.loc[roles["file"].isin(files) & roles["line"].isin([e.line for e in evidence]), "text"]
+    texts = roles.loc[roles["file"].isin(files) & roles["proof"].isin([e.line for e in evidence]), "text"]
     prefixes = {name for i in inputs if i.path in files for name in i.notes.get("prefixes", ())}
     return bool(prefixes & _OF_HOSTS) or any(short in word for word in (*files, *texts))
 
