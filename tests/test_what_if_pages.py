@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from playwright.sync_api import Browser
 
@@ -17,6 +18,7 @@ import pipelog
 from pipelog.detectors.pl101_high_bubble_ratio import high_bubble_ratio
 from pipelog.detectors.pl102_few_micro_batches import few_micro_batches
 from pipelog.replay.cited import cited
+from pipelog.replay.room import Room, of_doubling, room
 from pipelog.replay.simulate import Costs
 from pipelog.replay.what_if import Change, WhatIf
 from pipelog.report import Report
@@ -26,7 +28,9 @@ from pipelog.reporters._pays import believed, lines, no_replay, pays
 from pipelog.reporters.html import render
 from pipelog.tables import Tables
 from pipelog.tables.bubble import Bubble
+from pipelog.tables.capacity import Capacity
 from pipelog.tables.config import Config
+from pipelog.tables.memory import StageMemory
 from pipelog.tables.topology import Topology
 from tests.conftest import FIXTURES
 from tests.test_html import HOSTILE, Tags
@@ -294,7 +298,7 @@ class Given(dict[str, Any]):
 
 def changed(name: str, step_ns: float, gain: float, bubble: float, **more: Any) -> WhatIf:
     change = Change(name, Costs(1.0, 2.0), 4, 8, "advice", **more)
-    return WhatIf(change, step_ns, gain, bubble, 1e6, (4.0, 3.0, 2.0, 1.0), None, 48, gain > 0.02)
+    return WhatIf(change, step_ns, gain, bubble, 1e6, (4.0, 3.0, 2.0, 1.0), None, 48, Room(more=False), gain > 0.02)
 
 
 def test_a_citation_is_the_change_that_was_asked_for() -> None:
@@ -346,3 +350,51 @@ def test_section_needs_no_script_and_fits_the_screen(chromium: Browser, tmp_path
     assert box
     assert box["x"] + box["width"] <= width
     context.close()
+
+
+def with_memory(peaks: list[int], slope: float | None, capacity: int | None) -> Any:
+    """Stages that need so many GiB at their peak, *slope* GiB of them for each micro-batch held, on devices of *capacity* GiB."""
+    stages = StageMemory(pd.DataFrame({"stage": range(len(peaks)), "peak_bytes": [n * GIB for n in peaks]}), slope * GIB if slope else None)
+    return Given(stage_memory=stages, **({"capacity": Capacity(capacity * GIB, capacity * GIB, "nvidia-smi.txt", 9)} if capacity else {}))
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fits", "said"),
+    [
+        (40, True, "stage 0 then needs 32.0 GiB of 40.0 GiB, 8.00 GiB left"),
+        (34, False, "does not fit: stage 0 then needs 32.0 GiB of 34.0 GiB, of which 92.0 % can be counted on"),
+        (None, None, "stage 0 then needs 32.0 GiB; the capacity of its device is not known"),
+    ],
+)
+def test_twice_the_micro_batches_need_room_where_a_stage_then_holds_more(capacity: int | None, fits: bool | None, said: str) -> None:
+    """Four stages with m=2 hold 2, 2, 2, 1 micro-batches, with m=4 4, 3, 2, 1: stage 0 two more, of 4 GiB each."""
+    found = of_doubling(with_memory([24, 24, 24, 20], 4, capacity), 4, 2)
+    assert (found.fits, str(found)) == (fits, said)
+    assert found.peak_bytes == (32 * GIB, 28 * GIB, 24 * GIB, 20 * GIB)
+
+
+def test_twice_the_micro_batches_hold_no_more_where_there_are_as_many_as_stages() -> None:
+    found = of_doubling(with_memory([24, 20, 16, 12], 4, 25), 4, 4)
+    assert (found.more, str(found)) == (False, "")
+
+
+def test_what_is_left_is_told_where_a_change_takes_an_unknown_part_of_it() -> None:
+    found = room(with_memory([24, 20, 16, 12], 4, 40), [1.0], comparable=False)
+    assert str(found) == "the fullest stage leaves 16.0 GiB of 40.0 GiB now, and how much more this takes is not known"
+    assert (found.fits, found.left_bytes) == (None, None)
+    assert str(room(Given(), [1.0])) == "more activations are held, and whether they fit is not known"  # type: ignore[arg-type]
+
+
+def test_more_micro_batches_are_not_advised_where_they_do_not_fit() -> None:
+    """An odd micro-batch cannot be halved, so the doubled batch of m=4 instead of 2 has to be held as it is."""
+    bubble = Bubble(ideal=3 / 5, measured=0.61, low=0.61, high=0.61, source="timers", scope="run", basis="timer", where=[("train.log", 3)])
+    for capacity, advice in ((34, []), (40, ["double the accumulation steps (2 → 4)"])):
+        tables = with_memory([24, 24, 24, 20], 4, capacity)
+        (found,) = high_bubble_ratio(bubble, Topology(pp=4), Config(micro_batches=2, micro_batch_size=3), tables)
+        assert [a.action for a in found.advice] == advice
+        (few,) = few_micro_batches(bubble, Topology(pp=4), Config(micro_batches=2, micro_batch_size=3), tables)
+        assert few.advice[0].action.startswith("make room") == (capacity == 34)
+        assert f"of {capacity}.0 GiB" in (few.advice[0].expected or "")

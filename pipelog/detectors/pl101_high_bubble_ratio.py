@@ -24,7 +24,7 @@ from pipelog.detectors.pl202_straggler_rank import straggler_rank
 from pipelog.detectors.pl401_communication_stall import communication_stall
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, detector
 from pipelog.replay.breakdown import Breakdown
-from pipelog.replay.cited import cited
+from pipelog.replay.cited import cited, doubled
 from pipelog.replay.what_if import LEAST_GAIN
 from pipelog.schedule import ideal_bubble
 from pipelog.tables import CannotTell, Tables
@@ -215,16 +215,16 @@ def _without(part: str, share: float, tables: Tables) -> str:
 
 
 def _more_micro_batches(topology: Topology, config: Config, tables: Tables) -> Advice | None:
-    """Twice as many micro-batches, of half the size where it can be halved; not where the replay says that they do not pay."""
+    """Twice as many micro-batches, of half the size where that pays; not where the replay or the memory speaks against them."""
     p, m, micro = topology.pp or 1, config.micro_batches, config.micro_batch_size
     if not m:
         return None
-    halves = bool(micro) and (micro or 0) % 2 == 0
-    replayed = cited(tables, f"micro_batches={2 * m}, micro_batch_size={(micro or 0) // 2}" if halves else f"micro_batches={2 * m}")
-    if replayed is not None and not replayed.advised:
+    more = doubled(tables, p, m, micro)
+    if not more.pays:
         return None
-    effect = str(replayed) if replayed is not None else f"ideal bubble {percent(ideal_bubble(p, m))} → {percent(ideal_bubble(p, 2 * m))}"
-    if halves:
-        action = f"halve the micro-batch ({micro} → {(micro or 0) // 2}) and double the accumulation steps ({m} → {2 * m}), same global batch"
+    effect = str(more.replayed) if more.replayed is not None else f"ideal bubble {percent(ideal_bubble(p, m))} → {percent(ideal_bubble(p, 2 * m))}"
+    if more.size:
+        action = f"halve the micro-batch ({micro} → {more.size}) and double the accumulation steps ({m} → {2 * m}), same global batch"
         return Advice(action, f"{effect}; smaller kernels may run less efficiently")
-    return Advice(f"double the accumulation steps ({m} → {2 * m})", f"{effect}; the global batch doubles, which changes convergence")
+    memory = f"; memory: {more.room}" if more.room.more else ""
+    return Advice(f"double the accumulation steps ({m} → {2 * m})", f"{effect}; the global batch doubles, which changes convergence{memory}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pipelog._text import percent
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, detector
 from pipelog.postmortem.deaths import Death
-from pipelog.replay.cited import cited
+from pipelog.replay.cited import Doubled, doubled
 from pipelog.tables import CannotTell, Tables
 from pipelog.tables.bubble import Bubble
 from pipelog.tables.config import Config
@@ -41,9 +41,9 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
     enough = math.ceil((p - 1) * (1 - limit) / (limit * v))
     source = config.said.get("micro_batches")
     evidence = tuple(Evidence(s.file, s.line) for s in (source, topology.said.get("pp")) if s is not None and s.file is not None)
-    doubled = 2 * m  # one step over the limit is no goal, while a doubling is felt
-    more = f"; {percent(limit)} or less from {enough} on" if doubled < enough else ""
-    effect = f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * doubled + p - 1))}"
+    twice = 2 * m  # one step over the limit is no goal, while a doubling is felt
+    more = f"; {percent(limit)} or less from {enough} on" if twice < enough else ""
+    effect = f"ideal bubble {percent(bubble.ideal)} → {percent((p - 1) / (v * twice + p - 1))}"
     ended: Death | None = tables.get("ended") if tables is not None else None
     yield Finding(
         "PL102",
@@ -53,9 +53,9 @@ def few_micro_batches(bubble: Bubble, topology: Topology, config: Config, tables
         Confidence.HIGH,
         evidence=evidence,
         advice=(
-            _of_torchtitan(m, doubled, effect, more)
+            _of_torchtitan(m, twice, effect, more)
             if "schedule" in config.said
-            else _advice(m, doubled, config.micro_batch_size, effect, more, tables),
+            else _advice(m, config.micro_batch_size, effect, more, doubled(tables, p, m, config.micro_batch_size)),
         ),
         cost=bubble.ideal,
     )
@@ -66,19 +66,19 @@ def _unasked(ended: Death, bubble: Bubble) -> bool:
     return ended.status in ("failed", "hung") or (ended.status == "incomplete" and not ended.step and bubble.measured is None)
 
 
-def _advice(m: int, doubled: int, micro: int | None, effect: str, more: str, tables: Tables | None) -> Advice:
-    """Twice as many micro-batches: of half the size at the same global batch, or of the same; whichever the replay does not speak against."""
+def _advice(m: int, micro: int | None, effect: str, enough: str, more: Doubled) -> Advice:
+    """Twice as many micro-batches: of half the size at the same global batch, or of the same; whichever the replay does not speak against. Not before there is room for them."""
     price = f"the global batch doubles with it, which changes convergence{_smaller(micro)}"
-    replayed = cited(tables, f"micro_batches={doubled}") if tables is not None else None
-    if micro and micro % 2 == 0:
-        halved = cited(tables, f"micro_batches={doubled}, micro_batch_size={micro // 2}") if tables is not None else None
-        if halved is None or halved.gain > 0:
-            price = f"at the same global batch with micro-batches of {micro // 2} instead of {micro}, whose kernels may run less efficiently"
-            replayed = halved
-        else:
-            price += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {halved}"
-    said = f"; replayed: {replayed}" if replayed is not None else ""
-    return Advice(f"double gradient_accumulation_steps ({m} → {doubled})", f"{effect}; {price}{more}{said}")
+    if more.size:
+        price = f"at the same global batch with micro-batches of {more.size} instead of {micro}, whose kernels may run less efficiently"
+    elif more.against is not None and micro:
+        price += f"; with micro-batches of {micro // 2} at the same global batch it would not pay as the run is: {more.against}"
+    memory = f"; memory: {more.room}" if more.room.more else ""
+    said = f"; replayed: {more.replayed}" if more.replayed is not None else ""
+    action = f"double gradient_accumulation_steps ({m} → {2 * m})"
+    if more.room.fits is False:
+        action = f"make room on the fullest stage first (activation checkpointing, or fewer layers there), then {action}"
+    return Advice(action, f"{effect}; {price}{enough}{memory}{said}")
 
 
 def _of_torchtitan(m: int, doubled: int, effect: str, more: str) -> Advice:

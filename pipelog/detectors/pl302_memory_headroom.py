@@ -20,10 +20,12 @@ import pyarrow as pa
 from pipelog._text import count, percent, size
 from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
 from pipelog.tables import CannotTell, frame
+from pipelog.tables.capacity import FULL
+from pipelog.tables.capacity import capacity as capacity_of
 
 
 @detector("PL302", "memory-headroom", needs=("memory", "placed", "facts"))
-def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame, *, limit: float = 0.92) -> Iterator[Finding]:
+def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame, *, limit: float = FULL) -> Iterator[Finding]:
     """One finding: the fullest rank, and how many others are above the limit; where no rank tells, the fullest device of a table."""
     printed = [
         memory.assign(used=memory["max_reserved"].fillna(memory["max_allocated"])) if len(memory) else memory.assign(used=None),
@@ -36,9 +38,8 @@ def memory_headroom(memory: pd.DataFrame, placed: pa.Table, facts: pd.DataFrame,
             raise CannotTell("no rank printed its memory, and no nvidia-smi or rocm-smi table shows it")
         yield from _of_tables(tables, limit)
         return
-    capacity, where = _capacity(placed, facts)
-    if capacity is None:
-        raise CannotTell("nothing states the capacity of the devices: an nvidia-smi table in the log or a profiler trace would")
+    stated = capacity_of(placed, facts)
+    capacity, where = stated.largest_bytes, (Evidence(stated.file, stated.line),) if stated.line is not None else ()
     top = used.loc[used.groupby("rank")["used"].idxmax()]
     full = top[(top["used"] > limit * capacity) & (top["used"] <= capacity * 1.02)]
     if not len(full):
@@ -73,19 +74,6 @@ def _calls(placed: pa.Table) -> pd.DataFrame:
     rows = rows[rows["name"].isin(["reserved", "max_reserved"]) & rows["step"].isna() & rows["bytes"].notna()]
     used = rows["bytes"].astype("float64") - _ROUNDED * (rows["name"] == "max_reserved")
     return rows.assign(rank=rows["rank"].fillna(0), used=used, max_reserved=used)[["rank", "stage", "max_reserved", "used", "file", "line"]]
-
-
-def _capacity(placed: pa.Table, facts: pd.DataFrame) -> tuple[float | None, tuple[Evidence, ...]]:
-    """The memory of the largest device, and the line that states it; what its name says counts only where nothing else does."""
-    stated = frame(placed, ("memory_capacity",), ("name", "bytes", "file", "line"))
-    exact = stated[stated["name"] != "nominal"]
-    stated = exact if len(exact) else stated
-    devices = facts[facts["name"].str.match(r"device\.\d+\.memory_bytes")] if len(facts) else facts
-    if not len(stated) and not len(devices):
-        return None, ()
-    sizes = stated["bytes"] if len(stated) else devices["value"]
-    where = (stated if len(stated) else devices).loc[sizes.idxmax()]
-    return float(sizes.max()), (Evidence(str(where["file"]), int(where["line"])),) if pd.notna(where["line"]) else ()
 
 
 def _tables(placed: pa.Table) -> pd.DataFrame:

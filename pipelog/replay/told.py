@@ -128,6 +128,10 @@ def _change(found: WhatIf, now: WhatIf) -> JSON:
         "compute_s": found.compute_ns / 1e9,
         "in_flight": list(found.in_flight),
         "peak_bytes": list(found.peak_bytes) if found.peak_bytes is not None else None,
+        "capacity_bytes": found.room.capacity_bytes,
+        "left_bytes": found.room.left_bytes,
+        "fits": found.room.fits,
+        "memory": str(found.room) or None,
         "messages": found.messages,
         "price": change.price,
         "text": _sentence(found, now),
@@ -144,4 +148,5 @@ def _sentence(found: WhatIf, now: WhatIf) -> str:
     more = f" for {change.samples:g} times the samples" if change.samples != 1 else ""
     way = f"{percent(abs(found.gain))} {'less' if found.gain >= 0 else 'more'} time per sample"
     text = f"{change.name}: {seconds(found.step_ns)} a step instead of {seconds(now.step_ns)}{more}, {way}; bubble {percent(found.bubble)} instead of {percent(now.bubble)}"
-    return text + (f". Price: {change.price}" if change.price and change.kind != "bound" else f" ({change.price})" if change.price else "")
+    text += f". Price: {change.price}" if change.price and change.kind != "bound" else f" ({change.price})" if change.price else ""
+    return f"{text}. Memory: {found.room}" if found.room.more and change.kind in ("advice", "memory") else text

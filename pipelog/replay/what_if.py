@@ -10,6 +10,7 @@ import numpy as np
 from pipelog.replay.changes import best_split, halved, interleaved, merged, middle, resized, split, typical
 from pipelog.replay.measured import Measured, ReplayCheck
 from pipelog.replay.orders import Schedule
+from pipelog.replay.room import Room, room
 from pipelog.replay.simulate import Costs, Timeline, run
 from pipelog.schedule import ideal_bubble
 from pipelog.tables import CannotTell, Tables, table
@@ -56,7 +57,7 @@ class WhatIf:
     """A change with its prediction. step_ns; gain: share of the time per sample that goes. bubble: mean idle share of the phase over stages.
 
     compute_ns: mean work of a stage in a step. in_flight, peak_bytes (null where memory is not known): by stage. messages: p2p messages
-    that a replica exchanges in a step. advised: worth its price by the figures that are known.
+    that a replica exchanges in a step. room: whether it fits. advised: worth its price by the figures that are known, and not known not to fit.
     """
 
     change: Change
@@ -67,6 +68,7 @@ class WhatIf:
     in_flight: tuple[float, ...]
     peak_bytes: tuple[int, ...] | None
     messages: int
+    room: Room
     advised: bool
 
 
@@ -85,7 +87,7 @@ def what_if(measured: Measured, replay_check: ReplayCheck, topology: Topology, c
     phase = float(np.median(measured.phase_ns.max(axis=1)))
     scale = replay_check.printed_ns / float(np.median(measured.step_ns)) if replay_check.printed_ns else 1.0
     factors = {costs_.forward.shape[-1]: phase / float(measured.phases(costs_).max()) for costs_ in (mean, whole)}  # type: ignore[union-attr]
-    known = _Known(factors, measured.outside_ns, scale, max(LEAST_GAIN, replay_check.error), memory)
+    known = _Known(factors, measured.outside_ns, scale, max(LEAST_GAIN, replay_check.error), memory, tables)
     first = _predicted(Change("now", whole, measured.p, measured.m, "now"), measured, known, None)
     found = [_predicted(change, measured, known, first.step_ns) for change in _changes(whole, mean, measured, topology, config)]
     return [first, *sorted(found, key=lambda w: -w.gain)]
@@ -102,6 +104,7 @@ class _Known:
     scale: float
     least: float
     memory: StageMemory | None
+    tables: Tables
 
 
 def _predicted(change: Change, measured: Measured, known: _Known, now_ns: float | None) -> WhatIf:
@@ -112,10 +115,22 @@ def _predicted(change: Change, measured: Measured, known: _Known, now_ns: float 
     gain = 1 - step / change.samples / now_ns if now_ns else 0.0
     held = line.graph.in_flight()
     least = max(known.least, LEAST_ASSUMED) if change.assumed else known.least
+    peaks = _peaks(change, held, measured, known.memory)
+    fits = _room(change, held, measured, known.tables, peaks)
     return WhatIf(
         change, step, gain, float(line.bubble().mean()), float(line.busy().mean()) * factor * known.scale, tuple(held.tolist()),
-        _peaks(change, held, measured, known.memory), _messages(line), change.kind == "advice" and gain > least,
+        peaks, _messages(line), fits, change.kind == "advice" and gain > least and fits.fits is not False,
     )  # fmt: skip
+
+
+def _room(change: Change, held: np.ndarray, measured: Measured, tables: Tables, peaks: tuple[int, ...] | None) -> Room:
+    """More is held where a stage holds more samples, keeps what it recomputes now, or has the layers of two."""
+    if change.p != measured.p:
+        return room(tables, [1.0 if change.p < measured.p else 0.0], comparable=False)
+    if change.name.startswith(("partition", "checkpoint")):
+        return room(tables, [1.0 if change.name.startswith("checkpointing=off") else 0.0], comparable=False)
+    before = np.minimum(measured.p - np.arange(measured.p), measured.m)
+    return room(tables, (held * change.size - before).tolist(), peaks)
 
 
 def _messages(line: Timeline) -> int:

@@ -176,10 +176,11 @@ def _peak(change: JSON, now: JSON | None) -> str:
     if not peaks:
         return "not known"
     same = "as now: " if now is not None and peaks == now.get("peak_bytes") else ""
+    device = f" of {size(change['capacity_bytes'])}" if change.get("capacity_bytes") else ""
     if same or len(peaks) > _MOST_STAGES:
         most = max(range(len(peaks)), key=lambda s: peaks[s])
-        return f"{same}at most {size(peaks[most])} (stage {most})"
-    return ", ".join(size(b) for b in peaks)
+        return f"{same}at most {size(peaks[most])}{device} (stage {most})"
+    return ", ".join(size(b) for b in peaks) + device
 
 
 def _because(change: JSON, price: str) -> str:
@@ -189,10 +190,13 @@ def _because(change: JSON, price: str) -> str:
         return "no setting does it: what would be left if the cause were gone altogether"
     if kind == "reference":
         return price
-    if gain <= 0:
+    memory = str(change.get("memory") or "")
+    if change.get("fits") is False:
+        why = memory
+    elif gain <= 0:
         why = "it takes longer" + ("; only memory can ask for it" if kind == "memory" else "")
     elif kind == "memory":
-        why = "whether memory allows it, or asks for it, is not weighed here"
+        why = f"only if memory allows it, or asks for it{f': {memory}' if memory else ''}"
     else:
         why = f"too small a gain: {percent(LEAST_GAIN)} is asked for, or the error of the replay, and {percent(LEAST_ASSUMED)} where durations are assumed"
     return f"{why}. Price: {price}" if price else why
@@ -200,6 +204,6 @@ def _because(change: JSON, price: str) -> str:
 
 def _line(change: JSON, now: JSON | None) -> str:
     text = str(change.get("text") or f"{change['change']}: {_step(change)}, {_way(change)}").rstrip(".")
-    parts = [text, f"Peak memory: {_peak(change, now)}"]
+    parts = [text] if change.get("memory") else [text, f"Peak memory: {_peak(change, now)}"]
     parts += [f"Set: {change['setting']}"] if change.get("setting") else []
     return ". ".join(parts)
