@@ -10,12 +10,12 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog import charts
-from pipelog._text import count, iso
+from pipelog._text import count
 from pipelog.events import Events
 from pipelog.findings import Outcome, Status
 from pipelog.postmortem.deaths import Death
-from pipelog.postmortem.ledger import around, effective_ratio
-from pipelog.postmortem.when import times
+from pipelog.postmortem.ledger import effective_ratio
+from pipelog.postmortem.when import failed, times
 from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
@@ -85,7 +85,7 @@ def _run(tables: Tables) -> JSON:
         "last_step": last,
         "last_checkpoint_step": saved,
         "lost_steps": lost,
-        "lost_s": round(lost * step, 3) if lost is not None and step is not None else None,
+        "lost_s": _lost_s(tables, lost, step),
         "attempt": chosen,
         "attempts": [
             {
@@ -101,6 +101,14 @@ def _run(tables: Tables) -> JSON:
         "ledger": _ledger(tables),
         "read": _read(tables),
     }
+
+
+def _lost_s(tables: Tables, lost: int | None, step: float | None) -> float | None:
+    """The time of the lost steps as the ledger has it, which fits it into the time that there was; else their number times the median."""
+    spent = tables["ledger"].loc[tables["chosen"], "lost_s"]
+    if lost is None:
+        return None
+    return round(float(spent), 3) if pd.notna(spent) else round(lost * step, 3) if step is not None else None
 
 
 def _read(tables: Tables) -> dict[str, int]:
@@ -298,8 +306,7 @@ def _failure(death: Death) -> JSON | None:
         "ranks": list(death.ranks),
         "stages": list(death.stages),
         "hosts": list(death.hosts),
-        "at": iso(death.at_ns) if death.at_ns is not None else None,
-        **around(death),
+        **failed(death),
         "step": death.step,
         "phase": death.phase,
         "kind": death.kind,

@@ -207,6 +207,10 @@ class Given:
     def _losses(self, spec: Spec | None) -> pd.DataFrame:
         return frame(spec or {"saved": [math.nan] * len(self["deaths"]), "lost_steps": math.nan})[["saved", "lost_steps"]].astype("Int64")
 
+    def _ledger(self, spec: Spec | None) -> pd.DataFrame:
+        """Of each attempt the time that was lost, s; null where no clock tells."""
+        return frame(spec or {"lost_s": [math.nan] * len(self["deaths"])})
+
     def _placed(self, spec: Spec | None) -> Any:
         if not spec:
             return table([])

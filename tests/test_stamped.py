@@ -7,10 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import pipelog.reporters
 from pipelog import diagnose, read
 from pipelog.reading.files import Source
 from pipelog.reading.logs import read_log
 from pipelog.reading.stamped import stamp
+from pipelog.registry import load
+from pipelog.reporters import REPORTERS
 
 STEPS = [
     f"[2024-03-05 14:{10 + n}:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.0001], mom=[(0.9, 0.95)]" for n in (1, 2, 3)
@@ -112,3 +115,35 @@ def test_a_begin_that_no_line_tells(tmp_path: Path) -> None:
     run = diagnose(read(tmp_path)).run
     assert (run["started_at"], run["duration_s"], run["ledger"]) == (None, None, None)
     assert run["ended_at"] == "2025-10-11T15:09:44.100"
+
+
+def test_a_year_that_no_line_tells(tmp_path: Path) -> None:
+    words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds"
+    (tmp_path / "rank3.log").write_text(f"[rank3]:[E602 11:18:53.865680143 ProcessGroupNCCL.cpp:632] [Rank 3] {words} before timing out.\n")
+    load(pipelog.reporters)
+    report = diagnose(read(tmp_path))
+    assert report.failure is not None
+    assert (report.failure["at"], report.failure["at_without_year"]) == (None, "06-02 11:18:53")
+    assert "06-02 11:18:53 (no line tells the year)" in REPORTERS["text"].render(report)
+    assert "1970" not in REPORTERS["html"].render(report)
+
+
+def test_a_log_put_together_of_others_has_no_span(tmp_path: Path) -> None:
+    """The second part is of three months before."""
+    older = [line.replace("2024-03-05", "2023-12-05").replace("step=", "step=1") for line in STEPS]
+    (tmp_path / "train.log").write_text("\n".join([*STEPS, *older, ""]))
+    run = diagnose(read(tmp_path)).run
+    assert (run["started_at"], run["ended_at"], run["duration_s"]) == (None, None, None)
+
+
+def test_one_time_is_no_duration(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(f"some words\n{STEPS[0]}\nmore words\n")
+    run = diagnose(read(tmp_path)).run
+    assert (run["started_at"], run["duration_s"]) == ("2024-03-05T14:11:00.000", None)
+
+
+def test_a_step_behind_the_last_time_is_its_own(tmp_path: Path) -> None:
+    """Megatron's line bears none and follows those of DeepSpeed that do: the end is theirs."""
+    two = [f" iteration {n}/ 100 | elapsed time per iteration (ms): 60000.0 | lm loss: 2.0 |" for n in (2, 3)]
+    (tmp_path / "train.log").write_text("\n".join([*STEPS[:2], two[0], STEPS[2], two[1], ""]))
+    assert diagnose(read(tmp_path)).run["ended_at"] == "2024-03-05T14:13:00.000"

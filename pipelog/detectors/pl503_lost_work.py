@@ -22,9 +22,16 @@ from pipelog.postmortem.deaths import Death
 from pipelog.tables import CannotTell
 
 
-@detector("PL503", "lost-work", needs=("deaths", "chosen", "spans", "losses", "checkpoints"))
+@detector("PL503", "lost-work", needs=("deaths", "chosen", "spans", "losses", "checkpoints", "ledger"))
 def lost_work(
-    deaths: list[Death], chosen: int, spans: pd.DataFrame, losses: pd.DataFrame, checkpoints: pd.DataFrame, *, at_least: float = 1
+    deaths: list[Death],
+    chosen: int,
+    spans: pd.DataFrame,
+    losses: pd.DataFrame,
+    checkpoints: pd.DataFrame,
+    ledger: pd.DataFrame,
+    *,
+    at_least: float = 1,
 ) -> Iterator[Finding]:
     """One finding about the attempt that the report speaks of, where it did not come to its end."""
     status = deaths[chosen].status
@@ -41,7 +48,9 @@ def lost_work(
         return
     last, step_ns = int(spans.at[chosen, "last"]), float(spans.at[chosen, "step_ns"])
     saved = losses.at[chosen, "saved"]
-    time = f" ({seconds(int(lost) * step_ns)})" if not pd.isna(step_ns) else ""
+    spent = ledger["lost_s"].get(chosen)  # fitted into the time that there was
+    lost_ns = int(lost) * step_ns if spent is None or pd.isna(spent) else float(spent) * 1e9
+    time = f" ({seconds(lost_ns)})" if not pd.isna(lost_ns) else ""
     since = f"since checkpoint {int(saved)}" if not pd.isna(saved) else "no checkpoint was written"
     mine = checkpoints[checkpoints["attempt"].fillna(0) <= chosen]
     where = f"resume from the checkpoint of step {int(saved)}" if not pd.isna(saved) else "set a save interval that the run reaches"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog._text import iso
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.kinds import Role
 from pipelog.tables import frame, of_kind, table
@@ -113,30 +110,23 @@ def last_word(death: Death, end_ns: float) -> float:
 def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
     """Whether steps were printed above the first line, and below the last, that bears a time of these clocks: then the begin, or the end, is not known.
 
-    One step may stand before the stamp of its own line, and one behind it. The begin is that of the file that begins first.
+    One step may stand before the stamp of its own line, and one behind it. The begin is that of the file that begins first. Neither is known where a file
+    goes back by days: it is put together of others.
     """
     timed = pc.and_(pc.is_in(rows.column("clock").cast(pa.string()), pa.array(clocks)), pc.is_valid(rows.column("start_ns")))
-    stamped = rows.filter(pc.fill_null(timed, False)).select(["file", "line", "start_ns"]).to_pandas().groupby("file", observed=True)
-    if not stamped.ngroups:
+    lines = rows.filter(pc.fill_null(timed, False)).select(["file", "line", "start_ns"]).to_pandas()
+    if not len(lines):
         return False, False
-    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas().astype({"file": object})
+    stamped = lines.sort_values("line", kind="stable").groupby("file", observed=True)
+    back = stamped["start_ns"].cummax() - lines["start_ns"]
+    if (back > _DAY_NS).any():
+        return True, True
+    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas().astype({"file": object}).drop_duplicates()
     first, last = stamped["line"].min(), stamped["line"].max()
     began = stamped["start_ns"].min().idxmin()
-    above = steps.loc[(steps["file"] == began) & (steps["line"] < first[began]), "line"].nunique()
-    return bool(above > 1), bool((steps["line"] > steps["file"].map(last).fillna(np.inf)).sum() > 1)
-
-
-def around(death: Death) -> dict[str, str]:
-    """The times of the lines above and below the first that shows it, in its file, where it has none of its own: `not_before` and `not_after`."""
-    if death.at_ns is not None or not death.evidence or not len(death.roles) or "since_ns" not in death.roles:
-        return {}
-    shown = death.roles[(death.roles["file"] == death.evidence[0].file) & (death.roles["proof"] == death.evidence[0].line)]
-    if not len(shown):
-        return {}
-    since, until = (float(shown[c].iloc[0]) for c in ("since_ns", "until_ns"))
-    if since > until:  # the clock was put back, or the lines of several writers are mixed
-        return {}
-    return {name: iso(int(ns)) for name, ns in (("not_before", since), ("not_after", until)) if math.isfinite(ns)}
+    above = (steps["file"] == began) & (steps["line"] < first[began])
+    below = steps["line"] > steps["file"].map(last).fillna(np.inf)
+    return bool(above.sum() > 1), bool(below.sum() > 1)
 
 
 @table("ledger", needs=("attempts", "spans", "losses", "deaths", "rows"))

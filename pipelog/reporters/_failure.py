@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pipelog._text import count, listed, percent
@@ -67,7 +68,8 @@ def _of(word: str, some: list[int], every: int | None) -> str:
 
 
 def _when(failure: JSON) -> Fact:
-    at = moment(failure["at"]) if failure.get("at") else _around(failure)
+    bare = failure.get("at_without_year")
+    at = moment(failure["at"]) if failure.get("at") else f"{bare} (no line tells the year)" if bare else _around(failure)
     step, phase = failure["step"], failure.get("phase")
     if step:
         where = f"after step {step:,}"
@@ -172,7 +174,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start of the job: number (that of --attempt, 0 first), how it ended, its steps, its wall clock and the parts that are known of it, s; gap: since the start before."""
+    """A start of the job: number (that of --attempt, 0 first), how it ended, its steps, its wall clock and the parts that are known of it, s; gap: since the start before; changed: what was since then."""
 
     number: int
     status: str
@@ -181,6 +183,7 @@ class Start:
     wall: float | None
     gap: float | None
     parts: tuple[Spent, ...]
+    changed: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -211,7 +214,16 @@ def _start(row: JSON, end: JSON) -> Start:
     first, last = end.get("first_step"), end.get("last_step")
     steps = "" if first is None or last is None else f"{first:,}" if first == last else f"{first:,} to {last:,}"
     parts = tuple(Spent(key, words, row[key]) for key, words, _ in PARTS if row.get(key))
-    return Start(row["attempt"], end.get("status") or "", end.get("category") or "", steps, row.get("wall_s"), row.get("gap_s"), parts)
+    return Start(
+        row["attempt"],
+        end.get("status") or "",
+        end.get("category") or "",
+        steps,
+        row.get("wall_s"),
+        row.get("gap_s"),
+        parts,
+        changed(end.get("changed") or []),
+    )
 
 
 def spent(start: Start) -> str:
@@ -221,7 +233,21 @@ def spent(start: Start) -> str:
     parts = ", ".join(f"{duration(p.seconds)} {p.words}" for p in start.parts)
     steps = f"; steps {start.steps}" if start.steps else "; no step"
     gap = f"; {duration(start.gap)} after the one before" if start.gap and start.gap > 0 else ""
-    return f"{of}{wall}{': ' if parts else ''}{parts}{steps}{gap}"
+    other = f"; changed: {', '.join(start.changed)}" if start.changed else ""
+    return f"{of}{wall}{': ' if parts else ''}{parts}{steps}{gap}{other}"
+
+
+_TOLD_TWICE = {"gradient_accumulation_steps": "micro_batches", "train_micro_batch_size_per_gpu": "micro_batch_size"}
+"""Settings that pipelog has under a name of its own, too."""
+_MOST_CHANGED = 4
+
+
+def changed(given: list[str]) -> tuple[str, ...]:
+    """What a start changed, as `train_batch_size 128 → 256`: the shape of the job first, then versions and settings; how many more there are."""
+    words = [re.sub(r"^(?:config|args|launch|topology)\.([^:]+): ", r"\1 ", re.sub(r"^version\.([^:]+): ", r"\1 ", line)) for line in given]
+    names = {word.partition(" ")[0] for word in words}
+    told = [word for word in dict.fromkeys(words) if _TOLD_TWICE.get(word.partition(" ")[0]) not in names]
+    return tuple(told if len(told) <= _MOST_CHANGED + 1 else [*told[:_MOST_CHANGED], f"{len(told) - _MOST_CHANGED} settings more"])
 
 
 def ratio(report: Report) -> str:

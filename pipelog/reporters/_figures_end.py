@@ -232,8 +232,9 @@ def ledger(report: Report) -> Lanes | None:
             "Wall clock",
             *(words.capitalize() for _, words in _parts(report)),
             f"{GAP[1].capitalize()}, before it",
+            *(("Changed since then",) if any(s.changed for s in drawn) else ()),
         ),
-        tuple(_time_row(report, s) for s in drawn),
+        tuple((*_time_row(report, s), *((", ".join(s.changed),) if any(s.changed for s in drawn) else ())) for s in drawn),
     )
 
 

@@ -63,5 +63,5 @@ def duration(value: float) -> str:
 
 
 def moment(iso: str) -> str:
-    """2024-03-05 15:20:09 of an ISO 8601 time."""
-    return iso[:19].replace("T", " ")
+    """2024-03-05 15:20:09 of an ISO 8601 time; of one of 1970, which is of lines that print no year, 03-05 15:20:09."""
+    return iso.removeprefix("1970-")[: 14 if iso.startswith("1970-") else 19].replace("T", " ")

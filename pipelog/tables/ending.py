@@ -255,7 +255,7 @@ def _ending(number: int, status: str, row: pd.Series, category: str | None = Non
 
 @table("checkpoints", needs=("rows",))
 def checkpoints(rows: pa.Table) -> pd.DataFrame:
-    """Checkpoints that were written to the end: attempt, step, file, line.
+    """Checkpoints that were written to the end: attempt, step, file, line (the one that proves it best: that it is there, that its last file was saved, that it was begun).
 
     `complete` lines say so; releases that print no such line (v0.17.1+) leave `begin`, which counts where steps were made after it. `finished` lines
     name no step: the checkpoint is that of the step printed last.
@@ -267,8 +267,10 @@ def checkpoints(rows: pa.Table) -> pd.DataFrame:
     last = steps.groupby("attempt")["step"].max()
     begun = found[found["name"] == "begin"]
     later = begun[(begun["attempt"].map(last).fillna(-1) > begun["step"]).to_numpy()] if len(begun) else begun
-    out = pd.concat([complete, later])[["attempt", "step", "file", "line"]]
-    return out.sort_values(["attempt", "step", "line"]).drop_duplicates(["attempt", "step"]).reset_index(drop=True)
+    keys = ["attempt", "step"]
+    files = found[found["name"] == "saved"].sort_values("line").drop_duplicates(keys, keep="last").merge(later[keys].drop_duplicates(), on=keys)
+    out = pd.concat([mine.assign(_weight=n) for n, mine in enumerate((complete, files, later))])
+    return out.sort_values([*keys, "_weight", "line"]).drop_duplicates(keys)[[*keys, "file", "line"]].reset_index(drop=True)
 
 
 def _after_their_steps(rows: pa.Table, finished: pd.DataFrame) -> pd.DataFrame:
