@@ -127,7 +127,7 @@ def test_other_findings_are_counted_without_the_verdict_itself() -> None:
 
 def test_the_step_stands_with_what_happened_not_with_what_is_added() -> None:
     given = changed(OOM, failure={"title": "rank 3 was killed (signal 9); ranks 2 and 4 lost it", "step": 1200})
-    assert verdict(given).sentence.startswith("Rank 3 was killed (signal 9), after step 1,200; ranks 2 and 4 lost it")
+    assert verdict(given).sentence.startswith("Rank 3 was killed (signal 9) after step 1,200; ranks 2 and 4 lost it")
     given = changed(OOM, failure={"title": "nothing was printed after step 1,200", "step": 1200})
     assert verdict(given).sentence.count("1,200") == 1
 

@@ -23,7 +23,17 @@ from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
 from pipelog.postmortem.proofs import killed_for_memory, of_its_end, seen_by, told_again, with_those
-from pipelog.postmortem.roles import alike, before_the_start, consequences_of, folded, late_launches, of_other_hosts, primary_of, survived
+from pipelog.postmortem.roles import (
+    alike,
+    before_the_start,
+    consequences_of,
+    folded,
+    late_launches,
+    of_launchers,
+    of_other_hosts,
+    primary_of,
+    survived,
+)
 from pipelog.postmortem.schedulers import what_was_taken
 from pipelog.postmortem.sources import told_by
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
@@ -91,6 +101,7 @@ def death(
     begun = frame(placed, ("start", "process"), ("name", "file", "line"))
     before_the_start(roles, begun[begun["name"].isin(["launcher", "node", "torchrun", "spawned"])])
     late_launches(roles, work)
+    of_launchers(roles)
     of_other_hosts(roles, topology)
     not_missed(roles)
     if ending.status == "completed":

@@ -13,7 +13,7 @@ from pipelog._text import NAMELESS, count, short_host
 from pipelog.postmortem.hangs import told_of_others
 from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
 from pipelog.postmortem.wording import filled, unstamped
-from pipelog.tables.ending import REQUEUED, Ending
+from pipelog.tables.ending import LAUNCHER, REQUEUED, Ending
 from pipelog.tables.topology import Topology
 
 _TIER = {Strength.CAUSE: 0, Strength.SYMPTOM: 0, Strength.SIGNAL: 1, Strength.TRANSPORT: 1, Strength.TIMEOUT: 1, Strength.ECHO: 2, Strength.WORD: 3}
@@ -126,6 +126,14 @@ def late_launches(roles: pd.DataFrame, work: pd.DataFrame) -> None:
     roles.loc[launch & late.fillna(False), ["role", "why"]] = [Role.CASCADE.value, "the run had started, or had failed, before"]
 
 
+def of_launchers(roles: pd.DataFrame) -> None:
+    """What a launcher's own script raises behind the end of a rank in its file is no cause: it fails while it takes the others down."""
+    ended = roles[roles["code"].notna() | (roles["name"] == "killed")]
+    theirs = (roles["name"] == "python-exception") & roles["own"].astype("string").str.contains(LAUNCHER.pattern).fillna(False)
+    late = theirs & (roles["line"] > roles["file"].map(ended.groupby("file")["line"].min())).fillna(False)
+    roles.loc[late & (roles["role"] == Role.INITIATING.value), ["role", "why"]] = [Role.CASCADE.value, "the launcher's own, while it took ranks down"]
+
+
 def _distinct_from(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many different steps stand at each place and behind it, and none behind the last: one number more than steps."""
     _, back = np.unique(steps[::-1], return_index=True)
@@ -173,8 +181,10 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
         when = np.where(np.isnan(when) & cause, of_rank, when)
     bounds_alone = several and rows["at_ns"].isna().all() and not np.isnan(when).all()  # what stands in a file without any time may be as old as they
     unknown = np.nanmin(when) if bounds_alone else np.inf
-    ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0)
-    ranked = ranked.sort_values(["_when", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
+    until = np.where(np.isnan(when), rows["until_ns"].to_numpy(dtype=float), 0.0)  # where nothing says how old a cause is: whose file went on first
+    until = np.zeros(len(rows)) if np.isnan(until).any() else until
+    ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0, _until=until)
+    ranked = ranked.sort_values(["_when", "_until", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])
 
 

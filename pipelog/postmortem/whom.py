@@ -246,12 +246,15 @@ def _by_exit(roles: pd.DataFrame, hosts: tuple[str, ...], many: int) -> tuple[tu
     Or as many of one host as there are tracebacks (*many*) that name no rank: each is then the end of one of them.
     """
     own = roles[roles["code"].notna() & roles["name"].isin(["child-failed", "child-root-cause", "slurm-task"])]
+    if not len(own):  # torchrun's line of the one that it saw first, where its table is not among the files
+        own = roles[(roles["name"] == "exit-code") & roles["text"].astype(str).str.startswith("failed (exitcode: ")]
     own = own[(own["code"] > 0) | own["code"].isin([-4, -7, -8, -9, -11])]
     ranks = set(own["rank"].dropna().astype(int))
     named = {h for h in own["host"] if isinstance(h, str)}
     lines = len(own.drop_duplicates(["file", "line"]))
     as_many = len(named) == 1 and 1 < many == len(ranks) == lines and (own["code"] > 0).all()
-    return (tuple(sorted(ranks)) if (len(ranks) == 1 and len(own["line"].unique()) == 1) or as_many else ()), (
+    # torchrun says of one process first that it failed, then once more in its table
+    return (tuple(sorted(ranks)) if (len(ranks) == 1 and (lines == 1 or own["rank"].notna().all())) or as_many else ()), (
         tuple(named) if len(named) == 1 else hosts
     )
 

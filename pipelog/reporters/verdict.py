@@ -87,6 +87,10 @@ def _end(report: Report) -> str:
     return f"The log stops after step {last:,}{f', at {when[11:19]}' if when else ''}, and no line says why; "
 
 
+_FIRST_CLAUSE = re.compile(r"(.*?)((?:; |, and |: )(?![^()]*\))|$)(.*)", re.DOTALL)
+"""What happened, in a title that goes on to say who waited, what is not known, or the numbers."""
+
+
 def _how_it_ended(report: Report) -> str:
     failure = report.failure
     if failure is None:
@@ -94,8 +98,10 @@ def _how_it_ended(report: Report) -> str:
     title, step = capital(failure["title"]), failure["step"]
     if not step or re.search(rf"\bstep {step}\b", title.replace(",", "")):
         return title
-    what, sign, more = title.partition("; ")
-    return f"{what}, after step {step:,}{sign}{more}" if not more.startswith("now ") else f"{title}, after step {step:,}"
+    if "; now " in title:  # gpu-b07 fails again: what it did first; now what it did in this attempt
+        return f"{title}, after step {step:,}"
+    what, sign, more = _FIRST_CLAUSE.match(title).groups()  # type: ignore[union-attr]  (it matches any text)
+    return f"{what} after step {step:,}{sign}{more}"
 
 
 def _offender(report: Report, loud: list[Finding]) -> Finding | None:

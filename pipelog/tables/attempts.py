@@ -33,6 +33,10 @@ _GAP_NS = 120 * 10**9
 """Files of one start begin within two minutes of one another: the launcher of each node stamps its own start."""
 
 
+_WAIT_NS = 3600 * 10**9
+"""Rendezvous and store barriers wait for 10 to 30 minutes unless told otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempts:
     """segments: one row a file and attempt: file, first_line, last_line (null: to the end), attempt, begin_ns, end_ns. count: how many.
@@ -53,7 +57,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     their times overlap; files without times follow the names that launchers give (`20240305140210_rank3.log`, `attempt_1/`).
     """
     logs = [i.path for i in inputs if i.kind == "log"]
-    rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "file", "line", "start_ns"))
+    rows = frame(events, ("start", *_ACTIVITY), ("kind", "name", "step", "value", "dur_ns", "rank", "host", "file", "line", "start_ns"))
     worked = rows.loc[rows["kind"] != "start", ["kind", "step", "file", "line"]]
     rows = rows[(rows["kind"] != "error") | rows["name"].isin(_DEADLY)].sort_values(["file", "line"], kind="stable")
     by_file = dict(tuple(rows.groupby("file", sort=False)))
@@ -70,8 +74,9 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
             named = _ATTEMPT_IN_NAME.search(path)
             begun, over = _begun_and_over(by_file.get(path), first, last)
             number = int(named.group(1)) if named else None
-            pieces.append((path, first, last, begin, end, *_span(ends.get(path), first, last), number, begun, over))
-    columns = ["file", "first_line", "last_line", "begin_ns", "end_ns", "least_ns", "most_ns", "named", "begun", "over_ns"]
+            host = _waiting_host(by_file.get(path), times.get(path), first) if len(cuts) == 1 else None
+            pieces.append((path, first, last, begin, end, *_span(ends.get(path), first, last), number, begun, over, host))
+    columns = ["file", "first_line", "last_line", "begin_ns", "end_ns", "least_ns", "most_ns", "named", "begun", "over_ns", "waiting"]
     table_ = pd.DataFrame(pieces, columns=columns).astype({"first_line": "int64"})
     numbers = _numbers(table_)
     named_ranks = {i.path for i in inputs if i.notes.get("rank_from_name") is not None}
@@ -79,7 +84,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     count = int(table_["attempt"].max()) + 1 if len(table_) else 1
     for name, known in (("begin_ns", "least_ns"), ("end_ns", "most_ns")):
         table_[name] = table_[known].where(table_[known].notna(), table_[name])
-    return Attempts(table_.drop(columns=["least_ns", "most_ns", "named", "begun", "over_ns"]), count, jobs)
+    return Attempts(table_.drop(columns=["least_ns", "most_ns", "named", "begun", "over_ns", "waiting"]), count, jobs)
 
 
 def _cuts(rows: pd.DataFrame) -> list[int]:
@@ -199,6 +204,16 @@ def _begun_and_over(rows: pd.DataFrame | None, first: int, last: int | None) -> 
     return bool(begun), float(over.max()) if len(over) else np.nan
 
 
+def _waiting_host(rows: pd.DataFrame | None, times: pd.DataFrame | None, first: int) -> str | None:
+    """The host that wrote a file in which the first time that is told is of an end: when it began is not known, and it may have waited long for others."""
+    if rows is None or times is None:
+        return None
+    ends = rows.loc[rows["kind"] == "end", "line"]
+    hosts = rows["host"].dropna().unique()
+    waited = len(ends) and len(hosts) == 1 and not (rows["kind"].isin(["step", "iteration", "progress"])).any()
+    return str(hosts[0]) if waited and (times["line"] >= max(first, ends.min())).all() else None
+
+
 def _numbers(pieces: pd.DataFrame) -> list[int]:
     """The attempt of each piece."""
     order = pieces.groupby("file").cumcount().to_numpy()  # the how-manieth of its own file
@@ -260,18 +275,23 @@ def printed(rows: pd.DataFrame | None, first: int, last: float | None) -> tuple[
 def _clusters(timed: pd.DataFrame) -> list[tuple[int, int]]:
     """Spans of time of the attempts. Pieces of one file are never of one attempt, the two outputs of one process are, however late one begins.
 
-    Where a launcher starts a job after all processes of another piece have ended, that is the next attempt, however soon it is.
+    Where a launcher starts a job after all processes of another piece have ended, that is the next attempt, however soon it is. A host that waited in
+    vain for others says so when its time is up: its file belongs to theirs.
     """
     spans: list[tuple[int, int, set[str], set[str], float]] = []
-    columns = ("file", "begin_ns", "end_ns", "begun", "over_ns")
-    for file, begin, end, begun, over in sorted(zip(*(timed[c] for c in columns), strict=True), key=lambda p: int(p[1])):
+    columns = ("file", "begin_ns", "end_ns", "begun", "over_ns", "waiting")
+    hosts: set[str] = set()
+    for file, begin, end, begun, over, host in sorted(zip(*(timed[c] for c in columns), strict=True), key=lambda p: int(p[1])):
         process = STREAM.sub("", file)
-        near = bool(spans) and int(begin) <= spans[-1][1] + _GAP_NS and not (begun and int(begin) > spans[-1][4])
+        waited = isinstance(host, str) and bool(hosts) and host not in hosts and bool(spans) and int(begin) <= spans[-1][1] + _WAIT_NS
+        near = bool(spans) and (waited or (int(begin) <= spans[-1][1] + _GAP_NS and not (begun and int(begin) > spans[-1][4])))
         if spans and file not in spans[-1][2] and (near or process in spans[-1][3]):
             first, last, files, processes, done = spans[-1]
             spans[-1] = (first, max(last, int(end)), files | {file}, processes | {process}, float(np.fmax(done, over)))
         else:
             spans.append((int(begin), int(end), {file}, {process}, float(over)))
+            hosts = set()
+        hosts |= {host} if isinstance(host, str) else set()
     return [(first, last) for first, last, *_ in spans]
 
 

@@ -46,6 +46,10 @@ _STOPPED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|[\w.]*SignalException)"
 _BY_SIGNAL = frozenset({-15, -2, -1, 143, 130, 129})
 
 
+LAUNCHER = re.compile(r"/bin/(?:deepspeed|ds|torchrun|accelerate|colossalai|horovodrun)(?:\.\w+)?:")
+"""The outermost frame of what a launcher itself raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """status as in report.json; category where a scheduler's line gives one; file, line and text of the line that says so.
@@ -80,6 +84,7 @@ def endings(rows: pa.Table, attempts: Attempts, inputs: list[Input]) -> list[End
         ("end", "error", "process", "step", "iteration", "progress"),
         ("kind", "name", "attempt", "step", "value", "host", "stream", "group", "file", "line", "text", "start_ns"),
     )
+    found = found[~_of_a_launcher_late(found)]
     found = found[(found["kind"] != "error") | ((found["name"] == "python-exception") & (found["stream"] != "ignored"))]
     found = found[~of_other_pods(found, inputs)]
     facts = frame(rows, ("fact",), ("name", "text", "attempt"))
@@ -145,6 +150,16 @@ def _of_attempt(number: int, rows: pd.DataFrame, *, last: bool) -> Ending:
         row = noted.iloc[-1]
         return _stopped(number, uncaught, noted, bad) if row["name"] == "signal" else _ending(number, "failed", row)
     return Ending(number, "incomplete" if last else "failed" if len(rows[rows["name"] == "killed"]) else "incomplete")
+
+
+def _of_a_launcher_late(rows: pd.DataFrame) -> pd.Series:
+    """Exceptions out of a launcher's script that stand below an interrupt in its file: it takes the ranks down, and what fails in that is its own affair."""
+    by_hand = rows["text"].fillna("").str.match(_BY_HAND.pattern) | ((rows["name"] == "signal") & rows["value"].isin([2, -2]))
+    frames = rows[(rows["name"] == "python-frame") & (rows["stream"] == "own")]
+    frames = frames[frames["text"].fillna("").str.contains(LAUNCHER.pattern)]
+    keys = rows["file"].astype(str) + "\0" + rows["group"].astype(str)
+    theirs = (rows["name"] == "python-exception") & keys.isin(keys[frames.index])
+    return theirs & ~by_hand & (rows["line"] > rows["file"].map(rows[by_hand].groupby("file")["line"].min())).fillna(False)
 
 
 def _of_its_own(uncaught: pd.DataFrame) -> pd.DataFrame:
