@@ -81,6 +81,9 @@ def test_both_replicas_of_a_stage_slow_is_an_imbalance_and_no_straggler(prefix: 
     assert tables["balance"]["excess"].max() == pytest.approx(84 / 66 - 1, abs=3e-3)
     assert finding.cost == pytest.approx((84 - 66) * 10 / STEP_MS, abs=2e-3)
     assert not found(straggler_rank, tables)
+    # an iteration line, the head, then the name of each timer with its ranks, of which the backward pass is the second
+    backward = {2 + (1 + 1 + 9 + 9 + 3) * i + 2 + 9 + 1 + rank + 1 for i in range(4) for rank in (4, 5)}
+    assert {e.line for e in finding.evidence} <= backward
 
 
 def test_one_replica_of_a_stage_slow_is_a_straggler_and_no_imbalance() -> None:

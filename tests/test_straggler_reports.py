@@ -211,6 +211,17 @@ def test_a_score_far_below_the_others(name: str, most: int) -> None:
     assert "scores 0.5" in finding.title
 
 
+def test_the_line_of_the_rank_s_own_score_is_cited() -> None:
+    """Each report: an iteration line, the head, the scores of ranks 0 to 7 in their order; two lines stand above the first."""
+    lines = header(2, 4)
+    for i in range(8):
+        of_all = [f"  Rank={r} Node=gpu-{r // 4} Score={0.6 if r == 5 else 0.9 + 0.01 * r:.2f}" for r in range(8)]
+        lines += [iteration(10 * (i + 1)), "[NeMo I 2025-03-01 10:00:00 nemo_logging:393] GPU relative performance:", *of_all]
+    (finding,) = found(read({"train.log": lines}))
+    assert finding.where.ranks == (5,)
+    assert {(e.line or 0) % 10 for e in finding.evidence} == {(2 + 2 + 6) % 10}
+
+
 def test_scores_alike_name_nobody() -> None:
     assert not scored(lambda i, rank: 0.97)  # noqa: ARG005
     assert not scored(lambda i, rank: 0.6)  # noqa: ARG005

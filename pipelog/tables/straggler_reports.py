@@ -20,7 +20,7 @@ _NUMBERS = ("clock_rank", "clock_mhz", "clock_most_mhz", "hot_rank", "hot_c")
 @table("straggler_reports", needs=("placed", "steps"))
 def straggler_reports(placed: pa.Table, steps: Steps) -> pd.DataFrame:
     """One row a report and rank that it names as slow: source (megatron, relative, individual, flagged), report (from 0), step, rank, stage, replica, took, others, excess, listed,
-    best_rank, clock_rank, clock_mhz, clock_most_mhz, hot_rank, hot_c, file, line.
+    best_rank, clock_rank, clock_mhz, clock_most_mhz, hot_rank, hot_c, file, line (of the rank's own figure).
 
     took: forward passes of one iteration in ns (megatron), else 1 / score. others: the same of the ranks it is held against, excess = took / others - 1.
     Of ranks that are only flagged as below a threshold, the usual one. Where the report lists several ranks (listed), that is the last of them, than which none that is not listed is slower; else the fastest rank of all, best_rank.
@@ -40,7 +40,7 @@ def straggler_reports(placed: pa.Table, steps: Steps) -> pd.DataFrame:
 def _of_one_file(mine: pd.DataFrame) -> pd.DataFrame:
     """Reports of one source numbered, those of the file with most of them: the same lines stand in the merged log and in rank 0's."""
     mine = mine[mine["file"] == mine["file"].value_counts().index[0]]
-    return mine.assign(report=pd.factorize(mine["line"], sort=True)[0])
+    return mine.assign(report=pd.factorize(mine["begin"], sort=True)[0]).drop(columns="begin")
 
 
 def _unit(rows: pd.DataFrame) -> pd.Series:
@@ -75,7 +75,7 @@ def _reports(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
 def _of_report(report: pd.DataFrame) -> list[dict[str, object]]:
     """The rows that one report gives; none where it is cut."""
     first = report.iloc[0]
-    head = {"file": first["file"], "line": int(first["line"]), "at_ns": first["start_ns"]}
+    head = {"file": first["file"], "begin": int(first["line"]), "at_ns": first["start_ns"]}
     if first["text"] == "flagged":
         took = pd.Series(1 / _THRESHOLD, index=report.index)
         return _rows(report, took, head | {"source": "flagged", "listed": True, "best_rank": -1} | dict.fromkeys(_NUMBERS, np.nan), others=1.0)
@@ -110,8 +110,18 @@ def _of_scores(report: pd.DataFrame, head: dict[str, object]) -> list[dict[str, 
 def _rows(ranks: pd.DataFrame, took: pd.Series, head: dict[str, object], others: float | None = None) -> list[dict[str, object]]:
     reference = float(took.min()) if others is None else others
     return [
-        head | {"rank": int(r), "stage": s, "replica": p, "unit": u, "took": float(t), "others": reference, "excess": float(t) / reference - 1}
-        for r, s, p, u, t in zip(ranks["rank"], ranks["stage"], ranks["replica"], ranks["unit"], took, strict=True)
+        head
+        | {
+            "rank": int(r),
+            "stage": s,
+            "replica": p,
+            "unit": u,
+            "line": int(n),
+            "took": float(t),
+            "others": reference,
+            "excess": float(t) / reference - 1,
+        }
+        for r, s, p, u, n, t in zip(*(ranks[c] for c in ("rank", "stage", "replica", "unit", "line")), took, strict=True)
     ]
 
 

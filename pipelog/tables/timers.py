@@ -79,7 +79,7 @@ def megatron_timers(placed: pa.Table) -> pd.DataFrame:
 @table("rank_timers", needs=("placed",))
 def rank_timers(placed: pa.Table) -> pd.DataFrame:
     """Megatron's timers of all ranks (`--timing-log-option all`), one row an iteration line and rank: step, step_ns, rank, stage, replica, file, line
-    (of its first timer there), and a column in ns per step for each timer that tells of compute and the pipeline phase; null for a rank that the table leaves out, since it timed nothing.
+    (of its largest timer of compute there), and a column in ns per step for each timer that tells of compute and the pipeline phase; null for a rank that the table leaves out, since it timed nothing.
     """
     joined = _of_intervals(placed, _tabled(placed, "all", names=(*_COMPUTE, *SYNCED)))
     joined = joined.dropna(subset=["rank", "step_ns"])
@@ -87,7 +87,8 @@ def rank_timers(placed: pa.Table) -> pd.DataFrame:
     if not len(joined):
         return pd.DataFrame({n: pd.Series(dtype="int64") for n in keys})
     wide = joined.pivot_table(index=keys, columns="name", values="dur_ns", aggfunc="last")
-    return wide.join(joined.groupby(keys)[["step_ns", "stage", "replica", "file", "line"]].first()).reset_index()
+    told = joined.assign(compute=joined["name"].isin(["forward-compute", "backward-compute"])).sort_values(["compute", "dur_ns"], ascending=False)
+    return wide.join(told.groupby(keys)[["step_ns", "stage", "replica", "file", "line"]].first()).reset_index()
 
 
 @table("timer_ranges", needs=("placed",))
