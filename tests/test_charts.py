@@ -20,6 +20,7 @@ from pipelog.reporters._places import placed
 from pipelog.reporters.html import figures
 from pipelog.tables.steps import Steps
 from tests.conftest import FIXTURES
+from tests.once import report_of
 
 MS = 1_000_000
 
@@ -110,7 +111,7 @@ def test_no_extreme_is_hidden(values: list[float], most: int) -> None:
 
 def test_a_spike_among_many_steps_is_in_picture_and_table() -> None:
     """One step of 5,000 takes 40 s, one loss of them is nan: both in the figure's points and, without script, in its table; the scatter of a comparison is not theirs."""
-    document = json.loads(pipelog.diagnose(pipelog.read(FIXTURES / "runs" / "truncated-midline")).to_json())
+    document = json.loads(report_of(FIXTURES / "runs" / "truncated-midline").to_json())
     rows = pd.DataFrame({"step": range(1, 5001), "dur_ns": [40e9 if s == 3333 else 1e9 + s % 7 * 1e6 for s in range(1, 5001)]})
     made = charts._steps(Steps(rows, "deepspeed", None, rows))
     loss = charts.thinned(pd.DataFrame({"step": rows["step"], "value": [math.nan if s == 2222 else 1 / s for s in rows["step"]]}), "value")
@@ -127,7 +128,7 @@ def test_a_spike_among_many_steps_is_in_picture_and_table() -> None:
 
 
 def test_the_slowest_replica_is_drawn() -> None:
-    made = pipelog.diagnose(pipelog.read(FIXTURES / "runs" / "dp2-pp2-slow-replica")).charts
+    made = report_of(FIXTURES / "runs" / "dp2-pp2-slow-replica").charts
     assert made["timeline"]["replica"] == 1
     assert [r["rank"] for r in made["timeline"]["rows"]] == [1, 3]
     slow = max(made["peers"], key=lambda p: p["compute_ms"] / p["peer_ms"])
@@ -137,7 +138,7 @@ def test_the_slowest_replica_is_drawn() -> None:
 
 
 def test_a_stalled_link_is_drawn_where_its_sender_waits() -> None:
-    rows = pipelog.diagnose(pipelog.read(FIXTURES / "runs" / "comm-stall-link-1-2")).charts["timeline"]["rows"]
+    rows = report_of(FIXTURES / "runs" / "comm-stall-link-1-2").charts["timeline"]["rows"]
     late = {row["stage"]: [i[3] for i in row["items"] if i[0] == "late_send"] for row in rows}
     assert len(late[1]) >= 6
     assert min(late[1]) > 20

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page
 
-import pipelog
 from pipelog._text import visible
 from pipelog.report import Report
 from pipelog.reporters._escape import json_block, label
@@ -25,6 +24,7 @@ from pipelog.reporters._places import placed
 from pipelog.reporters._plotly import library
 from pipelog.reporters.html import figures, render
 from tests.conftest import FIXTURES
+from tests.once import report_of
 
 RUNS = sorted(p.parent.name for p in (FIXTURES / "runs").glob("*/truth.json"))
 HOSTILE = [
@@ -39,9 +39,8 @@ HOSTILE = [
 ]
 
 
-@cache
 def report(run: str) -> Report:
-    return pipelog.diagnose(pipelog.read(FIXTURES / "runs" / run), name=run)
+    return report_of(FIXTURES / "runs" / run)
 
 
 @cache

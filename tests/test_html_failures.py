@@ -26,6 +26,7 @@ from pipelog.reporters._words import cut
 from pipelog.reporters.markdown import words
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
+from tests.once import report_of
 from tests.test_html import CONTRAST, HOSTILE, Opened, Tags, poisoned
 
 CASES = sorted(p.parent.name for p in (FIXTURES / "cases").glob("*/truth.json"))
@@ -33,9 +34,8 @@ OOM, HANG, LIMIT, FINE = "gpu-oom-last-stage-cascade", "p2p-recv-hang-3-stages",
 NBSP = "\N{NO-BREAK SPACE}"
 
 
-@cache
 def report(case: str) -> Report:
-    return pipelog.diagnose(pipelog.read(FIXTURES / "cases" / case), name=case)
+    return report_of(FIXTURES / "cases" / case)
 
 
 @cache

@@ -22,11 +22,13 @@ from pipelog.cli import main
 from pipelog.diagnosis import diagnose
 from pipelog.events import Events
 from pipelog.reading import read
+from pipelog.report import Report
 from pipelog.tables import Tables
 from pipelog.timeline.slices import frame, into_threads
 from tests import fake_pipeline, host_pipeline
 from tests.conftest import FIXTURES
 from tests.making import Trace, write
+from tests.once import events_of, report_of
 
 HEAVY = FIXTURES / "runs" / "heavy-stage2"
 WITH_TRACES = [
@@ -51,9 +53,15 @@ def run(*arguments: object) -> Result:
 def drawn(events: Events, folder: Path, name: str = "merged.json") -> tuple[dict[str, Any], timeline.Written]:
     """The document, times as exact decimals."""
     place = folder / name
-    made = timeline.write(events, diagnose(events), str(place))
+    made = timeline.write(events, _report(events), str(place))
     data = gzip.decompress(place.read_bytes()) if name.endswith(".gz") else place.read_bytes()
     return json.loads(data, parse_float=Decimal), made
+
+
+def _report(events: Events) -> Report:
+    """Of the fixtures' runs it is made once."""
+    folder = next((f for f in WITH_TRACES if events_of(f) is events), None)
+    return diagnose(events) if folder is None else report_of(folder)
 
 
 def ns(value: Any) -> int:
@@ -118,7 +126,7 @@ def check(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("folder", WITH_TRACES, ids=lambda p: p.name)
 def test_every_fixture_gives_a_valid_timeline(folder: Path, tmp_path: Path) -> None:
-    document, made = drawn(read(folder, jobs=1), tmp_path)
+    document, made = drawn(events_of(folder), tmp_path)
     check(document)
     kinds = Counter(e["ph"] for e in document["traceEvents"])
     assert (kinds["X"], kinds["s"], kinds["f"], kinds["i"]) == (made.slices, made.arrows, made.arrows, made.markers)
@@ -128,7 +136,7 @@ def test_every_fixture_gives_a_valid_timeline(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("folder", WITH_TRACES[:4], ids=lambda p: p.name)
 def test_instructions_are_those_of_the_table_to_the_nanosecond(folder: Path, tmp_path: Path) -> None:
     """All on one clock here: times differ by one constant, the first event."""
-    events = read(folder, jobs=1)
+    events = events_of(folder)
     document, made = drawn(events, tmp_path)
     tables = Tables(events)
     wanted = tables["instructions"]
@@ -154,7 +162,7 @@ def test_instructions_are_those_of_the_table_to_the_nanosecond(folder: Path, tmp
 
 def test_processes_are_named_and_ordered_pipeline_by_pipeline(tmp_path: Path) -> None:
     """dp 2 x pp 2: stage 0 are ranks 0 and 1, stage 1 ranks 2 and 3."""
-    document, _ = drawn(read(FIXTURES / "runs" / "dp2-pp2-slow-replica", jobs=1), tmp_path)
+    document, _ = drawn(events_of(FIXTURES / "runs" / "dp2-pp2-slow-replica"), tmp_path)
     names = names_of(document, "process_name")
     order = {e["pid"]: e["args"]["sort_index"] for e in document["traceEvents"] if e["name"] == "process_sort_index"}
     assert [names[pid] for pid in sorted(order, key=lambda p: order[p])] == [
@@ -168,10 +176,10 @@ def test_processes_are_named_and_ordered_pipeline_by_pipeline(tmp_path: Path) ->
 
 def test_findings_are_marks_over_everything(tmp_path: Path) -> None:
     """Stage 2 is the slow one: the mark stands at a pass of rank 2, and the words are those of the report."""
-    events = read(HEAVY, jobs=1)
+    events = events_of(HEAVY)
     document, _ = drawn(events, tmp_path)
     marks = {e["name"]: e for e in document["traceEvents"] if e["ph"] == "i"}
-    report = diagnose(events)
+    report = report_of(HEAVY)
     assert {f"{f.id} {f.name}" for f in report.findings} == set(marks)
     slow = next(f for f in report.findings if f.id == "PL201")
     mark = marks["PL201 stage-imbalance"]
@@ -225,9 +233,8 @@ def test_a_rank_whose_clock_nothing_ties_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", WITH_TRACES[4:], ids=lambda p: p.name)
 def test_without_instructions_the_kernels_are_merged(folder: Path, tmp_path: Path) -> None:
     """The length of the merged kernels of a process is the exact union that the report states for its device."""
-    events = read(folder, jobs=1)
-    document, _ = drawn(events, tmp_path)
-    wanted = {d["file"]: d["compute_us"] for d in diagnose(events).metrics["devices"] if d["compute_us"]}
+    document, _ = drawn(events_of(folder), tmp_path)
+    wanted = {d["file"]: d["compute_us"] for d in report_of(folder).metrics["devices"] if d["compute_us"]}
     files = {e["args"]["labels"]: e["pid"] for e in document["traceEvents"] if e["name"] == "process_labels"}
     shown = slices(document, "compute")
     shown = shown[shown["name"] == "kernels"]

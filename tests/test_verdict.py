@@ -13,6 +13,7 @@ from pipelog.reporters._words import cut, spoken_of
 from pipelog.reporters.text import render
 from pipelog.reporters.verdict import verdict
 from tests.conftest import FIXTURES
+from tests.once import report_of
 
 TIMER = (
     "[2023-06-03 00:10:23,345] [INFO] [logging.py:96:log_dist] [Rank 0] rank=0 time (ms) | forward_microstep: 1330.05 | backward_microstep: 4766.88\n"
@@ -59,7 +60,7 @@ def test_a_log_that_stops_says_so_first(tmp_path: Path) -> None:
 
 
 def test_a_completed_run_says_so_first() -> None:
-    made = verdict(diagnose(read(FIXTURES / "runs" / "heavy-stage2")))
+    made = verdict(report_of(FIXTURES / "runs" / "heavy-stage2"))
     assert (made.word, made.tone) == ("SLOW", "warning")
     assert made.sentence.startswith("Completed, step 15: stage 2 computes ")
 
@@ -120,7 +121,7 @@ def test_memory_that_grows_is_said_rather_than_what_it_has_grown_to() -> None:
     memory = {"severity": Severity.WARNING, "confidence": Confidence.HIGH}
     skew = Finding("PL301", "memory-skew", "rank 2 peaks at 1.3 GiB", where=Where(ranks=(2,)), cost=None, **memory)
     leak = Finding("PL303", "memory-growth", "the peak memory of rank 2 grows", where=Where(ranks=(2,)), cost=None, **memory)
-    report = diagnose(read(FIXTURES / "runs" / "heavy-stage2"))
+    report = replace(report_of(FIXTURES / "runs" / "heavy-stage2"))
     for grown, said_first in ((leak, "grows"), (replace(leak, where=Where(ranks=(1,))), "peaks")):
         report.outcomes = (
             Outcome("PL301", "memory-skew", Status.FOUND, None, (skew,)),
@@ -131,7 +132,7 @@ def test_memory_that_grows_is_said_rather_than_what_it_has_grown_to() -> None:
 
 def test_the_terminal_folds_findings_of_efficiency_where_the_run_did_not_come_to_its_end() -> None:
     """What a schedule costs is a matter for another day; its title stays, its lines and advice are on the page."""
-    report = diagnose(read(FIXTURES / "cases" / "ckpt-truncated-layer-file"))
+    report = report_of(FIXTURES / "cases" / "ckpt-truncated-layer-file")
     (finding,) = [f for f in report.findings if f.id == "PL102"]
     assert finding.evidence
     text = " ".join(render(report).split())
@@ -141,7 +142,7 @@ def test_the_terminal_folds_findings_of_efficiency_where_the_run_did_not_come_to
 
 def test_the_host_that_failed_before_is_in_the_first_sentence() -> None:
     """Not where another host began the last failure."""
-    made = diagnose(read(FIXTURES / "runs" / "heavy-stage2"))
+    made = replace(report_of(FIXTURES / "runs" / "heavy-stage2"))
     offender = Finding(
         "PL504",
         "repeat-offender",

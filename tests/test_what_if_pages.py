@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 from playwright.sync_api import Browser
 
-import pipelog
 from pipelog.detectors.pl101_high_bubble_ratio import high_bubble_ratio
 from pipelog.detectors.pl102_few_micro_batches import few_micro_batches
 from pipelog.replay.cited import cited
@@ -33,6 +32,7 @@ from pipelog.tables.config import Config
 from pipelog.tables.memory import StageMemory
 from pipelog.tables.topology import Topology
 from tests.conftest import FIXTURES
+from tests.once import report_of
 from tests.test_html import HOSTILE, Tags
 
 WITH = ("heavy-stage2", "comm-stall-link-1-2", "dp2-pp2-slow-replica", "slow-dataloader")
@@ -41,7 +41,7 @@ WITHOUT = ("R01", "memory-skew", "straggler-from-step-20")
 
 @cache
 def document(run: str) -> str:
-    return pipelog.diagnose(pipelog.read(FIXTURES / "runs" / run), name=run).to_json()
+    return report_of(FIXTURES / "runs" / run).to_json()
 
 
 def report(run: str) -> Report:
