@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.kinds import Role
-from pipelog.tables import frame, of_kind, table
+from pipelog.tables import coded, frame, matching, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
 from pipelog.tables.steps import between_stamps
@@ -19,6 +19,8 @@ _STILL_NS, _STILL_TIMES = 60 * 10**9, 3
 """From a minute, and three of the longest intervals between step lines, on, what comes after the last of them is told apart from the start-up."""
 _DAY_NS = 26 * 3600 * 10**9
 """Errors further than all time zones from the last line of a job are another clock's, or another job's."""
+_ENOUGH = 100_000
+"""So many times of lines show whether a log goes back by days."""
 _FITS = 1.1
 """A median is this far from the mean where a few steps are fast. Above it the stamps do not cover the steps: the log has times in part of its lines only."""
 
@@ -113,19 +115,20 @@ def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
     One step may stand before the stamp of its own line, and one behind it. The begin is that of the file that begins first. Neither is known where a file
     goes back by days: it is put together of others.
     """
-    timed = pc.and_(pc.is_in(rows.column("clock").cast(pa.string()), pa.array(clocks)), pc.is_valid(rows.column("start_ns")))
-    lines = rows.filter(pc.fill_null(timed, False)).select(["file", "line", "start_ns"]).to_pandas()
-    if not len(lines):
+    known = matching(coded(rows.column("clock")), clocks.__contains__) & rows.column("start_ns").is_valid().to_numpy()
+    if not known.any():
         return False, False
-    stamped = lines.sort_values("line", kind="stable").groupby("file", observed=True)
-    back = stamped["start_ns"].cummax() - lines["start_ns"]
-    if (back > _DAY_NS).any():
+    file, line = coded(rows.column("file")).codes, rows.column("line").fill_null(-1).to_numpy()
+    works = matching(coded(rows.column("kind")), ("step", "iteration").__contains__)
+    stamped = pd.DataFrame({"file": file[known], "line": line[known], "at": rows.column("start_ns").fill_null(0).to_numpy()[known]})
+    some = stamped.iloc[:: max(1, len(stamped) // _ENOUGH)].sort_values(["file", "line"])
+    if (some.groupby("file")["at"].cummax() - some["at"] > _DAY_NS).any():
         return True, True
-    steps = of_kind(rows, "step", "iteration").select(["file", "line"]).to_pandas().astype({"file": object}).drop_duplicates()
-    first, last = stamped["line"].min(), stamped["line"].max()
-    began = stamped["start_ns"].min().idxmin()
-    above = (steps["file"] == began) & (steps["line"] < first[began])
-    below = steps["line"] > steps["file"].map(last).fillna(np.inf)
+    steps = pd.DataFrame({"file": file[works], "line": line[works]}).drop_duplicates()
+    ends = stamped.groupby("file").agg(first=("line", "min"), last=("line", "max"), begin=("at", "min"))
+    began = ends["begin"].idxmin()
+    above = (steps["file"] == began) & (steps["line"] < ends.at[began, "first"])
+    below = steps["line"] > steps["file"].map(ends["last"]).fillna(np.inf)
     return bool(above.sum() > 1), bool(below.sum() > 1)
 
 
