@@ -20,6 +20,7 @@ from pipelog.replay import told
 from pipelog.report import JSON, Frames, Report
 from pipelog.tables import CannotTell, Tables, of_kind
 from pipelog.tables.bubble import Bubble
+from pipelog.tables.capacity import Capacity
 from pipelog.tables.clock import Clocks
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps, series
@@ -279,6 +280,7 @@ def _memory(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
     skew = float((known["peak_bytes"] / known["expected_bytes"] - 1).max()) if len(known) else None
     status = next((o.status for o in outcomes if o.name == "memory-skew"), None)
     verdict = {Status.FOUND: "unexplained", Status.CLEAR: "explained"}.get(status) if status else None
+    stated: Capacity | None = tables.get("capacity")
     return {
         "skew": skew,
         "per_stage": [
@@ -291,6 +293,7 @@ def _memory(tables: Tables, outcomes: tuple[Outcome, ...]) -> JSON:
         ],
         "verdict": verdict,
         "reason": found.reason,
+        "capacity_bytes": stated.size_bytes if stated is not None else None,
     }
 
 

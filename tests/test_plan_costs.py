@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipelog.diagnosis import diagnose
 from pipelog.errors import BadReport
 from pipelog.planning import costs as module
+from pipelog.planning import markdown
 from pipelog.planning.costs import Costs, Measured, Memory, best_split, of_layers, phase, split, spread
 from pipelog.planning.costs import given as costs_of
 from pipelog.planning.from_run import measured, saved
@@ -182,6 +183,18 @@ def test_more_micro_batches_do_not_mend_unequal_stages(heavy: dict[str, Any]) ->
     assert large.idle_by_stage[0] == pytest.approx(1 - 28.9 / 64.5, abs=0.03)
 
 
+def test_what_does_not_fit_in_the_device_is_said_so(heavy: dict[str, Any]) -> None:
+    """The highest peak fills 91.9 % of a device of this size, just below the 92 % that count; one micro-batch of 24 samples needs more."""
+    document = json.loads(json.dumps(heavy))
+    peaks = [s["peak_bytes"] for s in document["metrics"]["memory"]["per_stage"]]
+    document["metrics"]["memory"]["capacity_bytes"] = round(max(peaks) / 0.919)
+    made = plan(Wanted(measured=measured(document)))
+    rows = [[cell.strip(" *") for cell in line.split("|")] for line in markdown.render(made).splitlines() if line.startswith("| ")]
+    told = {row[1]: any("does not fit in 4" in cell for cell in row) for row in rows if row[1:4] in (["1", "24", "24"], ["12", "2", "24"])}
+    assert told == {"1": True, "12": False}
+    assert "does not fit in 4" not in markdown.render(plan(Wanted(measured=measured(heavy))))
+
+
 def test_no_step_is_predicted_for_another_number_of_replicas(heavy: dict[str, Any]) -> None:
     """What more replicas take to reduce their gradients was not measured."""
     made = plan(Wanted(measured=measured(heavy), gpus=8))
@@ -256,6 +269,7 @@ def test_a_saved_report_says_what_its_folder_says(heavy: dict[str, Any], tmp_pat
         (("metrics", "what_if"), ["partition"]),
         (("metrics", "bubble", "per_stage"), [{"stage": s, "busy_s": float("nan"), "bubble": 0.5} for s in range(4)]),
         (("metrics", "memory", "per_stage"), [{"stage": s, "peak_bytes": 0.5} for s in range(4)]),
+        (("metrics", "memory", "capacity_bytes"), -1),
         (("charts", "links"), [{"source": 0, "target": 1, "transfer_ms": float("nan"), "late_ms": 0.0}]),
         (("charts", "links"), [{"source": 0, "target": 1}]),
         (("charts", "timeline"), {"rows": [{"stage": 0, "items": [["forward"]]}]}),

@@ -235,6 +235,7 @@ class Memory:
     """Measured peak of each stage, and the activations of one micro-batch of micro_batch samples that neighbours show.
 
     sharded: the optimizer's part is spread over the replicas (ZeRO), so that the peaks are those of their number alone; also where not known.
+    capacity_bytes: memory of a device, null where the run does not state it.
     """
 
     peak_bytes: tuple[int, ...]
@@ -242,6 +243,7 @@ class Memory:
     micro_batches: int
     micro_batch: int
     sharded: bool = True
+    capacity_bytes: int | None = None
 
     def peaks(self, held: tuple[float, ...], micro: int) -> tuple[int, ...]:
         """Peak of each stage when it holds so many micro-batches of *micro* samples: the measured one and the difference in activations.

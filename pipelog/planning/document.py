@@ -9,9 +9,11 @@ from fractions import Fraction
 from pipelog._text import digits, percent, seconds, size
 from pipelog.planning import schedules
 from pipelog.planning.batch import KEYS
+from pipelog.planning.costs import Memory
 from pipelog.planning.options import Option
 from pipelog.planning.pitfalls import pitfalls
 from pipelog.planning.plan import Plan
+from pipelog.tables.capacity import FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,15 @@ def _costly(plan: Plan, options: tuple[Option, ...], *, whole: bool = True) -> I
     if costs:
         yield "idle", lambda o: percent(o.idle) if o.idle is not None else ""
     if whole:
-        yield "peak", lambda o: size(max(o.peak_bytes)) if o.peak_bytes else ""
+        yield "peak", lambda o: _peak(o, plan.bench.memory)
+
+
+def _peak(option: Option, memory: Memory | None) -> str:
+    """The peak of the fullest stage, and whether that is more of its device than can be counted on."""
+    if not option.peak_bytes:
+        return ""
+    most, capacity = max(option.peak_bytes), memory.capacity_bytes if memory else None
+    return f"{size(most)}, does not fit in {size(capacity)}" if capacity and most > FULL * capacity else size(most)
 
 
 def _predicted(plan: Plan) -> str:

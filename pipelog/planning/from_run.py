@@ -186,7 +186,11 @@ def _memory(document: dict[str, Any]) -> Memory:
     found = stage_memory(frame, Topology(pp=p, stages=params), Config(micro_batches=m))
     if not found.slope_bytes:
         raise CannotTell(found.reason or "the peaks of neighbouring stages do not differ by activations: something else sets them")
-    return Memory(tuple(int(b) for b in found.per_stage["peak_bytes"]), found.slope_bytes, m, micro, config.get("zero_stage") != 0)
+    capacity = document["metrics"]["memory"].get("capacity_bytes")
+    if capacity is not None and not (type(capacity) is int and capacity > 0):
+        raise ValueError("capacity_bytes are no bytes")
+    peaks = tuple(int(b) for b in found.per_stage["peak_bytes"])
+    return Memory(peaks, found.slope_bytes, m, micro, config.get("zero_stage") != 0, capacity)
 
 
 def _params(shape: dict[str, Any], stage: int) -> int | None:
