@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -80,7 +82,7 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
     )
     found = last.join(ends["at"].min().rename("first_ns")).join(steps).reset_index()
     numbers = ["rank", "first_ns", "last_ns", "last_until_ns", "step", "step_ns", "line"]
-    return found.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))
+    return found.assign(**{n: _whole(found[n]) for n in numbers})
 
 
 def _errors(roles: pd.DataFrame, rows: pd.DataFrame, began: tuple[int, ...], span: tuple[float, float]) -> pd.DataFrame:
@@ -98,4 +100,11 @@ def _errors(roles: pd.DataFrame, rows: pd.DataFrame, began: tuple[int, ...], spa
     found = found.sort_values(["_weight", "_bare", "at", "order", "line"], kind="stable").drop_duplicates("rank")
     renamed = found.rename(columns={"role": "error_role", "file": "error_file", "line": "error_line", "at": "error_ns", "until": "error_until_ns"})
     numbers = ["rank", "error_line", "error_ns", "error_until_ns"]
-    return renamed.astype(dict.fromkeys(numbers, "Float64")).astype(dict.fromkeys(numbers, "Int64"))[["rank", *_ERROR]]
+    return renamed[["rank", *_ERROR]].assign(**{n: _whole(renamed[n]) for n in numbers})
+
+
+def _whole(values: pd.Series) -> Any:
+    """Whole numbers that pandas keeps as floats, null where they are not known."""
+    known = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    none = np.isnan(known)
+    return pd.arrays.IntegerArray(np.where(none, 0, known).astype(np.int64), none)

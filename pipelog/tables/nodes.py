@@ -102,7 +102,10 @@ def _by_numbers(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
 def _pods(here: pa.Table) -> dict[str, str]:
     """Node → the one pod of the job that was placed on it, as descriptions of pods say."""
     facts = frame(here, ("fact",), ("name", "text", "file", "line"))
-    facts = facts[facts["name"].isin(["pod.name", "pod.node"])].sort_values(["file", "line"], kind="stable")
+    facts = facts[facts["name"].isin(["pod.name", "pod.node"])]
+    if not len(facts):
+        return {}
+    facts = facts.sort_values(["file", "line"], kind="stable")
     pod = facts["text"].where(facts["name"] == "pod.name").groupby(facts["file"]).ffill()
     pairs = pd.DataFrame({"pod": pod, "node": facts["text"]})[facts["name"] == "pod.node"].dropna().drop_duplicates()
     return {} if pairs["pod"].duplicated().any() or pairs["node"].duplicated().any() else dict(zip(pairs["node"], pairs["pod"], strict=True))

@@ -343,6 +343,8 @@ def _without_doubt(places: pd.DataFrame, shape: Topology, size: int) -> pd.DataF
     that is no axis (`pp=4` of every rank is how many there are).
     """
     own = places["name"] == "introduced"
+    if not own.any():
+        return places
     out = places.copy()
     for column, given in (("stage", shape.pp), ("replica", shape.dp), ("tensor", shape.tp), ("host", None)):
         mine = out.loc[own & out[column].notna(), ["rank", column]].drop_duplicates()
@@ -378,6 +380,8 @@ def _stages(here: pa.Table, shape: Topology) -> pd.DataFrame:
     rows = frame(here, ("stage",), ("name", "stage", "tensor", "value", "steps"))
     rows = rows.dropna(subset=["stage"])
     count = shape.pp or (int(rows["stage"].max()) + 1 if len(rows) else 0)
+    if not len(rows):
+        return pd.DataFrame({"stage": np.arange(count), **{c: pd.array([pd.NA] * count, dtype="Int64") for c in ("first_layer", "layers", "params")}})
     stages = pd.DataFrame({"stage": np.arange(count)}).set_index("stage")
     for column in ("first_layer", "layers", "params"):
         stages[column] = pd.array([pd.NA] * count, dtype="Int64")
