@@ -164,7 +164,7 @@ def figures(report: Report) -> list[Any]:
 
 
 @given(st.sampled_from([3.0, 10.0]), st.integers(2, 4), st.integers(2, 5), st.sampled_from([1.0, 1.5, 2.0]))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_ratios_do_not_depend_on_the_unit_of_time(factor: float, p: int, m: int, heavy: float) -> None:
     """All durations longer by a factor: the same shares. Calls of a send keep their 5 us, so nearly."""
     plain = {"forward": 10_000.0, "backward": 20_000.0, "transfer": 2000.0, "reduce": 3000.0, "optimizer": 9000.0}

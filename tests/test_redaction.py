@@ -23,7 +23,6 @@ from pipelog.comparing.outputs import OUTPUTS as COMPARED
 from pipelog.diagnosis import diagnose
 from pipelog.events import Events
 from pipelog.findings import Confidence, Evidence, Finding, Outcome, Severity, Status, Where
-from pipelog.reading import read
 from pipelog.redaction import Names, redacted, without_secrets
 from pipelog.redaction.places import hosts_told, names_kept
 from pipelog.redaction.secrets import REMOVED, removed
@@ -32,6 +31,7 @@ from pipelog.report import Report
 from pipelog.reporters import REPORTERS
 from pipelog.schema import text as schema
 from tests.conftest import FIXTURES
+from tests.once import events_of, report_of
 
 load(pipelog.reporters)
 
@@ -63,14 +63,9 @@ def report(text: str = "", hosts: tuple[str, ...] = (), **more: Any) -> Report:
     )
 
 
-_ONE: list[Report] = []
-
-
 def diagnosed() -> Report:
     """The report of a real run, made once."""
-    if not _ONE:
-        _ONE.append(diagnose(read(FIXTURES / "runs" / "R08", jobs=1)))
-    return _ONE[0]
+    return report_of(FIXTURES / "runs" / "R08")
 
 
 def rendered(made: Report, *but: str) -> Iterator[tuple[str, str]]:
@@ -324,8 +319,8 @@ def occurring(folder: Path, events: Events) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda p: p.name)
 def test_no_name_of_the_fixtures_is_left(folder: Path) -> None:
-    events = read(folder, jobs=1)
-    plain, made = diagnose(events, name=folder.name), diagnose(events, name=folder.name, redact=True)
+    events, plain = events_of(folder), report_of(folder)
+    made = diagnose(events, name=folder.name, redact=True)
     assert numbers(made.to_dict()) == numbers(plain.to_dict())
     found = occurring(folder, events)
     compared = compare(made, made)
