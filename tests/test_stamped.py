@@ -38,6 +38,7 @@ def stamps(tmp_path: Path, *lines: str, name: str = "train.log") -> list[tuple[s
         ("INFO: 2024/03/05 14:10:02 done", "2024-03-05 14:10:02", "log"),
         ("2024-03-05T14:10:02.5Z pulling", "2024-03-05 14:10:02.5", "utc"),
         ("2024-03-05T14:10:02+01:00 pulling", "2024-03-05 13:10:02", "utc"),
+        ("[NeMo I 2024-03-05 14:10:02 nemo_logging:393] Finalizing", "2024-03-05 14:10:02", "log"),
         ("03/05/2024 14:10:02 - INFO - __main__ - Training", "2024-03-05 14:10:02", "log"),
         ("Tue Mar  5 14:10:02 CET 2024", "2024-03-05 14:10:02", "log"),
         ("Tue Mar  5 02:10:02 PM UTC 2024", "2024-03-05 14:10:02", "log"),
@@ -147,3 +148,12 @@ def test_a_step_behind_the_last_time_is_its_own(tmp_path: Path) -> None:
     two = [f" iteration {n}/ 100 | elapsed time per iteration (ms): 60000.0 | lm loss: 2.0 |" for n in (2, 3)]
     (tmp_path / "train.log").write_text("\n".join([*STEPS[:2], two[0], STEPS[2], two[1], ""]))
     assert diagnose(read(tmp_path)).run["ended_at"] == "2024-03-05T14:13:00.000"
+
+
+def test_the_launcher_tells_the_end_of_ranks_whose_steps_bear_no_time(tmp_path: Path) -> None:
+    steps = [f" iteration {n}/ 100 | elapsed time per iteration (ms): 60000.0 | lm loss: 2.0 |" for n in range(1, 6)]
+    (tmp_path / "rank0.log").write_text("\n".join([STEPS[0], *steps, ""]))
+    (tmp_path / "launcher.log").write_text(f"{STEPS[0]}\n[2024-03-05 14:20:00,000] [INFO] [launch.py:351:main] Process 812 exits successfully.\n")
+    assert diagnose(read(tmp_path)).run["ended_at"] == "2024-03-05T14:20:00.000"
+    (tmp_path / "launcher.log").unlink()
+    assert diagnose(read(tmp_path)).run["ended_at"] is None

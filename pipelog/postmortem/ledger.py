@@ -120,7 +120,8 @@ def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
         return False, False
     file, line = coded(rows.column("file")).codes, rows.column("line").fill_null(-1).to_numpy()
     works = matching(coded(rows.column("kind")), ("step", "iteration").__contains__)
-    stamped = pd.DataFrame({"file": file[known], "line": line[known], "at": rows.column("start_ns").fill_null(0).to_numpy()[known]})
+    at = rows.column("start_ns").fill_null(0).to_numpy()
+    stamped = pd.DataFrame({"file": file[known], "line": line[known], "at": at[known]})
     some = stamped.iloc[:: max(1, len(stamped) // _ENOUGH)].sort_values(["file", "line"])
     if (some.groupby("file")["at"].cummax() - some["at"] > _DAY_NS).any():
         return True, True
@@ -129,6 +130,8 @@ def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
     began = ends["begin"].idxmin()
     above = (steps["file"] == began) & (steps["line"] < ends.at[began, "first"])
     below = steps["line"] > steps["file"].map(ends["last"]).fillna(np.inf)
+    over = known & matching(coded(rows.column("kind")), "end".__eq__) & (at == at[known].max())
+    below &= not over.any() or steps["file"].isin(np.unique(file[over]))  # what says in another file that a process ended comes after its steps
     return bool(above.sum() > 1), bool(below.sum() > 1)
 
 

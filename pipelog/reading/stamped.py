@@ -30,14 +30,14 @@ _RAISED = frozenset({"python-exception", "fatal-python", "nccl-watchdog"})
 
 _TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _DAY_NAME, _MONTH_NAME = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", r"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-_LEAD = r"[ \t\[(<|#*=+-]{0,6}(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|TRACE)[\]:)]{0,2}[ \t|:-]{1,3})?[\[(]?"
+_LEAD = r"[ \t\[(<|#*=+-]{0,6}(?:NeMo )?(?:(?:[DIWE]|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|TRACE)[\]:)]{0,2}[ \t|:-]{1,3})?[\[(]?"
 _LISTED = r"(?!\s+[\d.,]+[KMGTP]?i?B?\s|\s+(?:PRE|DIR)\b|[\s|,;]+\d{4}[-/]\d\d[-/]\d\d)"
 """What is not behind a stamp: the size of a file in a list, or another time in a table."""
 _ZONE = r"(?P<zone> ?(?:Z|UTC)\b| ?[+-]\d\d:?\d\d\b)?"
 _FORMS = tuple(
     re.compile(_LEAD + form)
     for form in (
-        # 2024-03-05 14:10:02,123   2024/03/05 14:10:02   2024-03-05T14:10:02.1Z   2025-10-11-15:09:30 (CANN)
+        # 2024-03-05 14:10:02,123   2024/03/05 14:10:02   2024-03-05T14:10:02.1Z   2025-10-11-15:09:30 (CANN)   [NeMo I 2024-03-05 14:10:02
         rf"(?P<year>\d{{4}})([-/])(?P<month>\d\d)\2(?P<day>\d\d)[T _-]{_TIME}(?![\d:])(?:[.,](?P<fraction>\d{{1,9}}))?{_ZONE}{_LISTED}",
         # 03/05/2024 14:10:02 - INFO - …, as the examples of transformers set it up
         rf"(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{{4}}) {_TIME}(?= - [A-Z]{{4,8}} - )",
