@@ -424,6 +424,11 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
     return int(times[-1]), f"; no step was made in the {seconds(gap)} before"
 
 
+def _of_another(roles: pd.DataFrame, ending: Ending) -> bool:
+    """Whether the line that ends the attempt tells how one of the processes ended."""
+    return bool(((roles["file"] == ending.file) & (roles["line"] == ending.line) & roles["code"].notna()).any())
+
+
 def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
     """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
     out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before}
@@ -438,6 +443,6 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom,
         last = row["name"] == "exit-code" and "exits with return code" in row["text"]
         if not (last and len(out) > len(before)):  # it names the command of the last local rank, whichever failed: no proof where others speak
             out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
-    elif ending.file is not None and ending.line is not None:
+    elif ending.file is not None and ending.line is not None and not _of_another(roles, ending):
         out.setdefault((ending.file, ending.line), Evidence(ending.file, ending.line, None))
     return tuple(out.values())

@@ -34,10 +34,11 @@ def told_again(roles: pd.DataFrame, same: pd.DataFrame, first: pd.Series, kind: 
     mine = roles[(roles["error"] == kind.name) & ~roles.index.isin(same.index) & ~roles["role"].isin([Role.BENIGN.value, Role.TEARDOWN.value])]
     other = mine["name"] != first["name"]
     of_job = kind.job and not ranks
+    counted = mine["rank"].isna() & mine["name"].isin(_BY_COUNT) & (kind.name == "host-oom-killed")  # the kernel's kills once more
     of_rank = mine["rank"].isin(ranks) | mine.index.isin(lines)
     step = mine["text"].str.contains("DUE TO NODE FAILURE", regex=False) & of_job  # of the whole step; the node it names only ran its daemon
     ssh = mine["text"].str.contains("ssh exited with exit code", regex=False) & (mine["host"] == first["host"]) & (mine["code"] == first["code"])
-    return mine.index[(other & (of_rank | of_job)) | step | ssh.fillna(False)]
+    return mine.index[(other & (of_rank | of_job | counted)) | step | ssh.fillna(False)]
 
 
 def with_those(lines: list[int], again: pd.Index, roles: pd.DataFrame) -> list[int]:
@@ -58,9 +59,10 @@ def seen_by(kind: Kind, placed: pa.Table, ranks: tuple[int, ...]) -> tuple[tuple
 
 
 def of_its_end(roles: pd.DataFrame, ranks: tuple[int, ...], hosts: tuple[str, ...]) -> pd.Series | None:
-    """The launcher's word for the end of those who began it, else of one on their host, else the first that there is."""
+    """The launcher's word for the end of those who began it, else of one on their host, else the first that is of nobody else: how others end shows nothing."""
     codes = roles[roles["code"].notna()]
-    for mine in (codes[codes["rank"].isin(ranks)], codes[codes["rank"].isna() & codes["host"].isin(hosts)], codes):
+    nobody = (codes["rank"].isna() | (not ranks)) & (codes["host"].isna() | (not hosts))
+    for mine in (codes[codes["rank"].isin(ranks)], codes[codes["rank"].isna() & codes["host"].isin(hosts)], codes[nobody]):
         if len(mine):
             return mine.iloc[0]
     return None

@@ -183,8 +183,8 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     unknown = np.nanmin(when) if bounds_alone else np.inf
     until = np.where(np.isnan(when), rows["until_ns"].to_numpy(dtype=float), 0.0)  # where nothing says how old a cause is: whose file went on first
     until = np.zeros(len(rows)) if np.isnan(until).any() else until
-    ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0, _until=until)
-    ranked = ranked.sort_values(["_when", "_until", "strength", "order", "line"] if several else ["order", "line"], kind="stable")
+    ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0, _until=until, _bare=np.isnan(when))
+    ranked = ranked.sort_values(["_when", "_until", "strength", "_bare", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])
 
 
