@@ -181,14 +181,16 @@ def k8s_reason(found: Records) -> Iterator[Rows]:
         "Pod ephemeral local storage usage exceeds the total limit",
         " exceeded its local ephemeral storage limit ",
     ),
+    head=r"(?:\bpod/(?P<pod>[\w.-]{1,253})\s+)?$",
     pattern=(
         r"^(?P<words>The node was low on resource: \S.*?|Pod ephemeral local storage usage exceeds the total limit of containers \S+"
         r"| exceeded its local ephemeral storage limit \S+)\s*$"
     ),
 )
 def k8s_evicted(found: Records) -> Iterator[Rows]:
-    """Give an eviction with the resource that was short: memory, ephemeral-storage, inodes."""
-    yield found.rows("end", "k8s-evicted", text=pc.utf8_trim_whitespace(found["words"]))
+    """Give an eviction with the resource that was short (memory, ephemeral-storage, inodes), of a table of events with its pod in place of a host."""
+    host = pc.coalesce(pc.cast(found.columns["host"], pa.string()), found["pod"])
+    yield found.rows("end", "k8s-evicted", host=host, text=pc.utf8_trim_whitespace(found["words"]))
 
 
 # Pod was active on the node longer than the specified deadline

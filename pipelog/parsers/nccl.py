@@ -78,6 +78,15 @@ def bus_address(word: str) -> str | None:
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}"
 
 
+# Not all ranks joining collective, sequence number: 31117
+# missing ranks: {3}
+@lines("flight-recorder-report", mark="missing ranks: {", pattern=r"^\s*missing ranks: \{(?P<ranks>\d{1,9}(?:, \d{1,9})*)\}")
+def missing_ranks(found: Records) -> Iterator[Rows]:
+    """Give each rank that torchfrtrace, which reads the dumps of flight recorders, finds missing: ranks of the job, whatever the group."""
+    each = found.split("ranks", ", ", r"^(?P<rank>\d{1,9})$")
+    yield each.rows("error", "nccl-desync", rank=each.int("rank"), text=pc.utf8_slice_codeunits(each["line"], 0, MOST_CHARACTERS))
+
+
 #   	   - [1, 2] joined but didn't finish collective #2 (count from 1)
 #   	     [0] finished collective #1, but didn't join collective #2 (count from 1)
 #   	 - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any collectives

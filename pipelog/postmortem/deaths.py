@@ -28,6 +28,7 @@ from pipelog.postmortem.roles import (
     before_the_start,
     consequences_of,
     folded,
+    harmless_alone,
     late_launches,
     of_launchers,
     of_other_hosts,
@@ -102,6 +103,7 @@ def death(
     before_the_start(roles, begun[begun["name"].isin(["launcher", "node", "torchrun", "spawned"])])
     late_launches(roles, work)
     of_launchers(roles)
+    harmless_alone(roles)
     of_other_hosts(roles, topology)
     not_missed(roles)
     if ending.status == "completed":

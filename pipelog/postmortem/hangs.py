@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from pipelog._text import count, listed, seconds
 from pipelog.findings import Confidence
 from pipelog.postmortem.flights import Flights
+from pipelog.postmortem.groups import group_of, places_of
 from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import Role
 from pipelog.postmortem.neighbours import left_before, towards
@@ -23,8 +23,6 @@ from pipelog.tables.topology import Topology
 _P2P = frozenset({"SEND", "RECV", "COALESCED"})
 _CALL = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, (?P<sizes>NumelIn=\d+, NumelOut=\d+))?")
 
-_EVENLY = 3
-"""As many ranks of a group tell how far apart its members are, where no topology does."""
 _FEW = 4
 """Of the ranks of a pipeline at most one in so many is named for its silence alone."""
 _MOST_SEEN = 2
@@ -32,10 +30,11 @@ _MOST_SEEN = 2
 _BARRIER = re.compile(r"\bRanks? (\d+(?:, \d+)*) failed to pass monitoredBarrier")
 _REPORTED = re.compile(r"received errors while waiting for send/recv from rank \d+")
 """Whom the others of a monitored barrier blame: the rank that watches it, and tells in its own line who did not come."""
-_PLACE = re.compile(r"\bRank (\d+)\] Watchdog caught")
 _NOTIFY = re.compile(r"remote rank:? ?\[(?P<peer>\d+)\](?:.*?rankSize\[(?P<size>\d+)\])?")
 _GLOO_P2P = re.compile(r"Timed out waiting \d+ms for (?:send|recv) operation")
 _PASSED = "failed to pass monitoredBarrier"
+_OF_JOB = re.compile(rf"{_PASSED}|missing ranks: \{{")
+"""Reports whose ranks are the job's, not places in a process group."""
 _NCCL_ID = re.compile(r"retrieving ncclUniqueId from \[(\d+)\]")
 
 
@@ -201,42 +200,11 @@ def _accused(errors: pd.DataFrame) -> pd.DataFrame:
 def _in_job(accused: pd.DataFrame, waits: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
     """The accused as ranks of the job: a desync report counts within its group; none where nobody tells which group that is."""
     said = sorted(set(accused["rank"].dropna().astype(int)))
-    places = _places(waits)
-    if accused["text"].str.contains(_PASSED, regex=False).any() or all(rank == place for rank, place in places):
+    places = places_of(waits)
+    if accused["text"].str.contains(_OF_JOB.pattern).any() or all(rank == place for rank, place in places):
         return tuple(said)
-    group = _group_of(places, topology)
+    group = group_of(places, topology)
     return tuple(sorted(group[place] for place in said)) if group is not None and (not said or said[-1] < len(group)) else ()
-
-
-def _places(waits: pd.DataFrame) -> set[tuple[int, int]]:
-    """(rank, place in its process group) of those whose watchdog says both."""
-    rows = waits[(waits["name"] == "nccl-watchdog") & waits["rank"].notna()]
-    return {(int(rank), int(m.group(1))) for rank, text in zip(rows["rank"], rows["text"], strict=True) if (m := _PLACE.search(text))}
-
-
-def _group_of(places: set[tuple[int, int]], topology: Topology) -> list[int] | None:
-    """The only row of ranks (a stage's, a replica's, those that differ in one of stage, replica and tensor-parallel place alone) in which each of
-    those that wait has its place; None where none or several fit. Where no stages are known: a row of equal distances, from three of them.
-    """
-    ranks = topology.ranks
-    if not places or not len(ranks):
-        return None
-    known = [column for column in ("stage", "replica", "tensor") if ranks[column].notna().any()]
-    if not known:
-        return _evenly(places)
-    by = [list(b) for n in (1, 2) for b in itertools.combinations(known, n) if b != ("tensor",)]
-    rows = {tuple(sorted(int(r) for r in mine["rank"])) for columns in by for _, mine in ranks.dropna(subset=columns).groupby(columns)}
-    fit = [row for row in rows if all(place < len(row) and row[place] == rank for rank, place in places)]
-    return list(fit[0]) if len(fit) == 1 else None
-
-
-def _evenly(places: set[tuple[int, int]]) -> list[int] | None:
-    """The ranks up to the last place that is known, where at least three are known and all are equally far from one another."""
-    ordered = sorted((place, rank) for rank, place in places)
-    steps = {(b - a) / (q - p) for (p, a), (q, b) in itertools.pairwise(ordered) if q > p}
-    if len(ordered) < _EVENLY or len(steps) != 1 or (step := steps.pop()) < 1 or step % 1 or ordered[0][1] < step * ordered[0][0]:
-        return None
-    return [ordered[0][1] + int(step) * (place - ordered[0][0]) for place in range(ordered[-1][0] + 1)]
 
 
 def _by_place(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], topology: Topology, begin: int | None) -> Hang | None:
@@ -244,10 +212,10 @@ def _by_place(errors: pd.DataFrame, waits: pd.DataFrame, heard: frozenset[int], 
 
     Which group it is, is told by their places in it, where these are other numbers than their ranks.
     """
-    places = _places(waits)
+    places = places_of(waits)
     watchdogs = waits[waits["name"] == "nccl-watchdog"]
     calls = watchdogs["text"].str.extract(_CALL)[["seq", "op"]].assign(group=watchdogs["group"].fillna("")).drop_duplicates()
-    group = _group_of(places, topology)
+    group = group_of(places, topology)
     if group is None or all(rank == place for rank, place in places) or len(places) < 2 or len(calls) != 1 or calls["op"].isin(_P2P).any():
         return None
     missing = set(group) - {rank for rank, _ in places}

@@ -28,6 +28,8 @@ _OF_ONE = frozenset({"port-in-use"})
 """Kinds of the whole job that are a single rank's where only one says it: the one that opens the store."""
 _OF_A_STAGE = re.compile(r"state_dict|size mismatch|layer_\d|mp_rank_\d|zero_pp_rank_\d")
 """Of a checkpoint what each stage has for itself: its weights and its files."""
+_SEVERAL = 2
+"""Ranks of a stage of which it is no chance that all of them, and none of another stage, met something."""
 _LATE = frozenset({"dependency"})
 """Kinds of the start that a single rank may meet later: a module that only some code asks for."""
 _OF_A_NODE = frozenset({"launcher-setup"})
@@ -164,7 +166,17 @@ def _met_alone(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind, topology: To
     if kind.name in _OF_ONE:
         return len(ranks) == 1 and len(same) == 1
     of_a_stage = kind.category == "checkpoint" and same["text"].str.contains(_OF_A_STAGE.pattern).all()
-    return of_a_stage and 0 < len(ranks) <= world / 4 and _by_exit(roles, (), 1)[0] == ranks
+    return bool(
+        of_a_stage and 0 < len(ranks) < world and (_whole_stages(ranks, topology) or (len(ranks) <= world / 4 and _by_exit(roles, (), 1)[0] == ranks))
+    )
+
+
+def _whole_stages(ranks: tuple[int, ...], topology: Topology) -> bool:
+    """Whether they are all the ranks of some stages, two or more of each, and no others: no chance of who came first."""
+    known = topology.ranks.dropna(subset=["stage"]) if len(topology.ranks) else topology.ranks
+    sizes = known.groupby("stage")["rank"].nunique() if len(known) == topology.world_size else pd.Series(dtype="int64")
+    mine = known[known["rank"].isin(ranks)].groupby("stage")["rank"].nunique() if len(sizes) else sizes
+    return 0 < len(mine) < len(sizes) and bool((mine >= _SEVERAL).all() and (mine == sizes.reindex(mine.index)).all())
 
 
 def _only_silent(roles: pd.DataFrame, complaining: tuple[int, ...], heard: frozenset[int], topology: Topology) -> tuple[int, ...]:

@@ -87,8 +87,8 @@ def _end(report: Report) -> str:
     return f"The log stops after step {last:,}{f', at {when[11:19]}' if when else ''}, and no line says why; "
 
 
-_FIRST_CLAUSE = re.compile(r"(.*?)((?:; |, and |: )(?![^()]*\))|$)(.*)", re.DOTALL)
-"""What happened, in a title that goes on to say who waited, what is not known, or the numbers."""
+_CLAUSE = re.compile(r"((?:; |, and |: )(?![^()]*\)))")
+"""Where a title that has said what happened goes on to say who waited, what is not known, or the numbers."""
 
 
 def _how_it_ended(report: Report) -> str:
@@ -100,8 +100,8 @@ def _how_it_ended(report: Report) -> str:
         return title
     if "; now " in title:  # gpu-b07 fails again: what it did first; now what it did in this attempt
         return f"{title}, after step {step:,}"
-    what, sign, more = _FIRST_CLAUSE.match(title).groups()  # type: ignore[union-attr]  (it matches any text)
-    return f"{what} after step {step:,}{sign}{more}"
+    what, *more = _CLAUSE.split(title, maxsplit=1)
+    return f"{what} after step {step:,}{''.join(more)}"
 
 
 def _offender(report: Report, loud: list[Finding]) -> Finding | None:

@@ -54,6 +54,22 @@ def engine_no_grad(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "engine-grad-shape",
+    category="engine",
+    pattern=r"Mismatch in shape: grad_output\[\d+\] has a shape of",
+    frame=r"pipe \S*engine\.py:\d+ _exec_backward_pass",
+    says="was sent gradients of another shape than what it had handed on",
+    rows=("python-exception",),
+    first=33,
+)
+def engine_grad_shape(case: Case) -> Iterator[Advice]:
+    """The engine keeps its p2p buffers while shapes change from batch to batch: what is received has the shape of an earlier micro-batch."""
+    yield Advice(
+        "give every micro-batch the same shape (pad to one length, drop the last short batch), or call engine.reset_activation_shape() before a batch of another one"
+    )
+
+
+@kind(
     "engine-meta",
     category="engine",
     pattern=r"Could not send meta type|Buffer for metadata is too small|Only train_batch\(\) is accessible|PipelineError|requires gradients enabled|Expected .* to be a tuple|partial.*PartitionedTensor",

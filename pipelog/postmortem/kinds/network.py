@@ -205,6 +205,39 @@ def gloo_interface(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "gloo-loopback",
+    category="network.config",
+    pattern=r"Using the loopback address as fallback",
+    says="took the loopback address for gloo: its own name has no address there",
+    rows=("torch-warning", "torch-log", "level"),
+    first=16,
+)
+def gloo_loopback(case: Case) -> Iterator[Advice]:
+    """gloo asks for the host's own name; without an answer it listens on 127.0.0.1, where no other host can reach it."""
+    yield Advice(
+        f"set GLOO_SOCKET_IFNAME to the interface that connects the hosts, or let {case.host or 'that host'} resolve its own name (/etc/hosts)"
+    )
+
+
+@kind(
+    "gloo-mesh",
+    category="network",
+    pattern=r"Gloo connectFullMesh failed",
+    says="could not be connected with the others over gloo",
+    rows=("python-exception", "cpp-terminate"),
+    job=True,
+    known=False,
+    first=20,
+    missing=("from each host: `getent hosts $(hostname)`, `ip -br addr`, and whether the others reach it at that address",),
+)
+def gloo_mesh(case: Case) -> Iterator[Advice]:
+    """At the start each process connects to each; all of them say so where one of them can not be reached."""
+    yield Advice(
+        "set GLOO_SOCKET_IFNAME to the interface that connects the hosts; see that each host's own name resolves to the address of that interface"
+    )
+
+
+@kind(
     "own-interface",
     category="network.config",
     pattern=r"[Cc]onnect to (?:172\.(?:1[6-9]|2\d|3[01])\.\d+|127\.\d+\.\d+|192\.168\.122)\.\d+<\d+> (?:failed ?: ?|returned )(?:Connection refused|No route to host)",

@@ -15,7 +15,8 @@ _EXCEPTION = ("python-exception", "level")
     "batch-sizes",
     category="config.batch",
     pattern=r"Check batch related parameters\. (?P<why>.*)|(?i:train_batch_size|train_micro_batch_size_per_gpu|gradient_accumulation_steps|train batch size|micro batch size per gpu|gradient accumulation steps).*(?:not equal|has to be|must be|divisible|greater than 0|needs to be)"
-    r"|global batch size \(?\d+\)? is not divisible|(?i:\bbatch.?size\b[^.\n]{0,40}(?:divisible by|multiple of)[^.\n]{0,40}micro.?batch)|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)",
+    r"|global batch size \(?\d+\)? is not divisible|(?i:\bbatch.?size\b[^.\n]{0,40}(?:divisible by|multiple of)[^.\n]{0,40}micro.?batch)|(?i:micro.?batch.?size).*(?:not divisible|must divide|mismatch|divisible)"
+    r"|(?i:\bmicro-?batch(?:es)?\b)[^\n]{0,80}(?:should range in|not divisible|should be (?:a multiple|divisible|larger|greater|at least)|(?:must|has to|have to) be (?:a multiple|divisible|larger|greater|at least))",
     says="refused the batch sizes",
     rows=_EXCEPTION,
     job=True,
@@ -266,6 +267,23 @@ def data_worker(case: Case) -> Iterator[Advice]:
 def data_frame(case: Case) -> Iterator[Advice]:
     """Raised inside a data set, a sampler or a collate function."""
     yield Advice("run the data set alone over the samples of that step; skip or repair the sample")
+
+
+@kind(
+    "build-failed",
+    category="dependency",
+    pattern=r"^FAILED: (?P<what>[\w./+-]+)",
+    says="could not build an extension: the compiler refused {what}",
+    rows=("build-failed",),
+    job=True,
+    first=25,
+)
+def build_failed(case: Case) -> Iterator[Advice]:
+    """Ninja names the object that its compiler failed at; imports of the library that was to be made fail behind it."""
+    yield Advice(
+        "read the compiler's lines below it: the first `error:` says what it refused (a compiler that this nvcc does not support, a missing header)"
+    )
+    yield Advice("build once outside the job (`ds_report` shows what is built), on a host with the compiler that the CUDA toolkit allows (CC, CXX)")
 
 
 @kind(
