@@ -41,6 +41,24 @@ def test_who_ended_it() -> None:
     assert who("KeyboardInterrupt").startswith("whoever started it")
 
 
+@pytest.mark.parametrize(
+    ("text", "files", "stated", "command"),
+    [
+        (FLUX, ("flux-fdFmCpYwQZ5.out",), (), "`flux job eventlog fdFmCpYwQZ5`"),
+        (FLUX, ("flux.out",), (), "`flux job eventlog JOBID`"),
+        ("TERM_OWNER: job killed by owner.", ("out/lsf.4471.out",), (), "`bhist -l 4471`"),
+        ("TERM_OWNER: job killed by owner.", ("rank_3.out",), (), "`bhist -l JOBID`"),
+        ("TERM_OWNER: job killed by owner.", ("rank_3.out",), ("812",), "`bhist -l 812`"),
+        (QDEL, ("tracejob.txt", "pp.o8121"), (), "`qstat -xf 8121`"),
+        (QDEL, ("tracejob.txt", "pp.o8121", "pp.o8122"), (), "`qstat -xf JOBID`"),
+        ("Job was aborted. via condor_rm (by user kim)", ("job.4711.log",), (), "`condor_history -l 4711`"),
+        (SLURM, ("slurm-99.out",), ("98",), "`sacct -j 88120 "),
+    ],
+)
+def test_the_number_of_the_job_where_the_files_name_it(text: str, files: tuple[str, ...], stated: tuple[str, ...], command: str) -> None:
+    assert command in who(text, files, stated)
+
+
 def test_the_warning_before_the_limit() -> None:
     assert "--signal=B:USR1@300" in warning(ARRAY)
     assert "bsub -wa" in warning(LSF)

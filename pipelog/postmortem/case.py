@@ -35,7 +35,7 @@ class Case:
     """The initiating line, whom it names, and the job around it. Unknown is null.
 
     apart: the host on which alone it was met, where others of the job came past what all of them do alike. limit: it was the limit of a
-    cgroup (of a job, of a container) that was met, not the memory of the host.
+    cgroup (of a job, of a container) that was met, not the memory of the host. files: that of the line, then the others.
     """
 
     text: str
@@ -48,6 +48,7 @@ class Case:
     facts: pd.DataFrame = field(repr=False)
     apart: str | None = None
     limit: bool = False
+    files: tuple[str, ...] = ()
 
     def match(self, pattern: str) -> re.Match[str] | None:
         """Search the text of the line."""
@@ -57,6 +58,10 @@ class Case:
         """What a file states, as it was printed."""
         found = said(self.facts, (name,))
         return str(found[0].value) if found else None
+
+    def facts_of(self, name: str) -> tuple[str, ...]:
+        """The different values that files state."""
+        return tuple(str(s.value) for s in said(self.facts, (name,)))
 
     @property
     def path(self) -> str | None:

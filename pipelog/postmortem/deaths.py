@@ -112,7 +112,7 @@ def death(
     by_signal = ending.unsent and primary_of(roles, bad_end=False, weakest=Strength.SYMPTOM) is not None  # something was wrong before it
     if ending.status in ("cancelled", "time-limit", "preempted") and ending.file is not None and not by_signal:
         first = roles.index[(roles["file"] == ending.file) & (roles["line"] == ending.line)]
-        return _of_scheduler(chosen, ending, roles, first, work, hang, topology, facts)
+        return _of_scheduler(chosen, ending, roles, first, work, hang, topology, facts, (ending.file or "", *(i.path for i in inputs)))
     primary = primary_of(roles, bad_end=ending.status == "failed")
     strength = Strength.WORD if primary is None else Strength(roles.at[primary, "strength"])
     if hang is not None and hang.evidence and strength > (Strength.SYMPTOM if hang.confidence is Confidence.HIGH else Strength.TIMEOUT):
@@ -364,10 +364,18 @@ _MOST_SHOWN = 4
 
 
 def _of_scheduler(
-    attempt: int, ending: Ending, roles: pd.DataFrame, first: pd.Index, work: pd.DataFrame, hang: Hang | None, topology: Topology, facts: pd.DataFrame
+    attempt: int,
+    ending: Ending,
+    roles: pd.DataFrame,
+    first: pd.Index,
+    work: pd.DataFrame,
+    hang: Hang | None,
+    topology: Topology,
+    facts: pd.DataFrame,
+    files: tuple[str, ...],
 ) -> Death:
     outside = ending.unsent
-    case = Case(ending.text or "", None, None, None, None, Topology(), Config(), facts)
+    case = Case(ending.text or "", None, None, None, None, Topology(), Config(), facts, files=files)
     limits = said(facts, ("limit.active_deadline_s",)) if ending.status == "time-limit" else []
     limit = limits[0] if len(limits) == 1 else None
     words = {

@@ -9,6 +9,7 @@ import pandas as pd
 from pipelog._text import listed
 
 _SYSTEMS = {
+    "condor": re.compile(r"^Job was (?:aborted|evicted|held)\b"),
     "flux": re.compile(r"job\.exception type=|broker\.\w+\[\d+\]: "),
     "lsf": re.compile(r"\bTERM_[A-Z]|\bLSF\b"),
     "pbs": re.compile(r"\bPBS: |^Job (?:to be )?deleted at request of "),
@@ -18,8 +19,18 @@ _SYSTEMS = {
 }
 """System → how its own words are known. First that fits."""
 _JOB = re.compile(r"(?:\*{3} (?:STEP|JOB)|[Ss]tepId=|[Jj]obId=) ?(?P<id>\d{1,12}(?:_\d+)?)\b")
+_NUMBERED = re.compile(r"(?:^|/)(?:(?:lsf|job|out|output)[._-])?(?P<id>\d{1,12})\.(?:out|err|log)$|\.(?P<of>\d{3,12})\.(?:out|err)$")
+_FILES = {
+    "condor": _NUMBERED,
+    "flux": re.compile(r"(?:^|/)flux-(?P<id>[fƒ][1-9A-HJ-NP-Za-km-z]{4,16})\.(?:out|err|log)$"),
+    "lsf": _NUMBERED,
+    "pbs": re.compile(r"\.(?:[oe]|OU|ER)(?P<id>\d{1,12})$"),
+    "slurm": re.compile(r"(?:^|/)slurm-(?P<id>\d{1,12}(?:_\d+)?)\.(?:out|err|log)$"),
+}
+"""System → the number of the job in the name that it gives to the job's output: `flux-f9a4aD2X.out`, `lsf.4471.out`, `gpt.o77120`, `slurm-812345.out`."""
 
 _WHO = {
+    "condor": "`condor_history -l JOBID`: RemoveReason names the user",
     "flux": "`flux job eventlog JOBID`: its exception names the user",
     "lsf": "`bhist -l JOBID`",
     "pbs": "`tracejob JOBID` on the server, `qstat -xf JOBID`",
@@ -39,13 +50,21 @@ def system(text: str) -> str | None:
     return next((name for name, words in _SYSTEMS.items() if words.search(text)), None)
 
 
-def who(text: str) -> str:
-    """How to ask who ended the job, with its number where the line has it."""
+def who(text: str, files: tuple[str, ...] = (), stated: tuple[str, ...] = ()) -> str:
+    """How to ask who ended the job, with its number where the line has it, the job *stated* one, or the line's file (the first) or a single other one is named after it."""
     name = system(text)
     if name is None:
         return f"whoever started it, or the scheduler (Slurm: {_WHO['slurm'].partition(':')[0]})"
-    job = _JOB.search(text)
-    return _WHO[name].replace("JOBID", job["id"]) if job else _WHO[name]
+    in_text = _JOB.search(text)
+    own, others = (_named_after(name, some) for some in (files[:1], files[1:]))
+    known = next((found for found in ({in_text["id"]} if in_text else set(), set(stated), own, others) if found), set())
+    job = min(known) if len(known) == 1 else None
+    return _WHO[name].replace("JOBID", job) if job else _WHO[name]
+
+
+def _named_after(system_: str, files: tuple[str, ...]) -> set[str]:
+    """The numbers of jobs after which a system names its output."""
+    return {match.group(match.lastindex or 0) for file in files if system_ in _FILES and (match := _FILES[system_].search(file))}
 
 
 def warning(text: str) -> str:

@@ -215,7 +215,8 @@ def preempted(case: Case) -> Iterator[Advice]:
 )
 def cancelled(case: Case) -> Iterator[Advice]:
     """Somebody or something outside ended it; who, is not in the log."""
-    yield Advice(f"ask who ended it: {who(case.text)}")
+    asked = who(case.text, case.files, case.facts_of("job.id"))
+    yield Advice(f"ask who ended it: {asked}")
 
 
 @kind(
