@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from pipelog.detectors.pl103_batch_arithmetic import batch_arithmetic
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.proofs import of_its_end
+from pipelog.tables import Tables
 from tests.telling import read, traceback
 
 SPAWNED = [
@@ -137,6 +139,7 @@ def test_the_launcher_s_command_is_said_to_be_that_of_the_last_process() -> None
     found = death(*STEPS, CODE.removeprefix("mz2: "))
     assert (found.kind, found.ranks) == ("killed", ())
     assert any("of the last process that it started" in m for m in found.missing)
+    assert found.title.endswith("; --local_rank=3 is the process that the launcher started last, whichever died")
 
 
 def test_the_step_that_slurm_cancels_for_a_node_is_a_proof() -> None:
@@ -146,7 +149,7 @@ def test_the_step_that_slurm_cancels_for_a_node_is_a_proof() -> None:
     assert [e.line for e in found.evidence][:2] == [3, 4]
 
 
-def batch_refused(*ranks: int) -> Death:
+def batch_refused(*ranks: int) -> Tables:
     words = "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 256 != 2 * 16 * 4"
     hosts = [
         f"w{n}: [2024-03-05 15:00:00,001] [INFO] [launch.py:256:main] process {800 + r} spawned with command: ['python', '-u', 'train.py', '--local_rank={r}']"
@@ -162,18 +165,30 @@ def batch_refused(*ranks: int) -> Death:
             (163, "dist_world_size=4"),
         )
     ]
-    return death(*info, *hosts, *(f"w{1 + r // 2}: {line}" for r in ranks for line in traceback(words, rank=r)))
+    return read({"job.log": [*info, *hosts, *(f"w{1 + r // 2}: {line}" for r in ranks for line in traceback(words, rank=r))]})
+
+
+def arithmetic(tables: Tables) -> tuple[str, tuple[str, ...]]:
+    """What PL103 says, and of which hosts."""
+    (finding,) = batch_arithmetic(*(tables[name] for name in ("config", "topology", "placed", "facts", "steps")))
+    return finding.title, finding.where.hosts
 
 
 def test_what_one_host_alone_refuses_is_compared_with_the_others() -> None:
-    found = batch_refused(2, 3)
+    tables = batch_refused(2, 3)
+    found = tables["deaths"][-1]
+    title, hosts = arithmetic(tables)
+    assert (title.endswith("= 128; only w2 says so"), hosts) == (True, ("w2",))
     assert found.hosts == ("w2",)
     assert len(found.advice) == 1
     assert "only w2" in found.advice[0].action
 
 
 def test_what_all_refuse_is_put_right() -> None:
-    assert "set train_batch_size to 128" in batch_refused(0, 1, 2, 3).advice[0].action
+    tables = batch_refused(0, 1, 2, 3)
+    assert "set train_batch_size to 128" in tables["deaths"][-1].advice[0].action
+    title, hosts = arithmetic(tables)
+    assert (title.endswith("= 128"), hosts) == (True, ())
 
 
 def test_of_an_error_of_nccl_the_words_below_last_error_are_the_proof() -> None:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import pandas as pd
 import pyarrow as pa
 
-from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, cite, detector
+from pipelog.findings import Advice, Confidence, Evidence, Finding, Severity, Where, cite, detector
+from pipelog.postmortem.nodes import speaking
 from pipelog.tables import CannotTell, frame
 from pipelog.tables.config import Config
 from pipelog.tables.steps import Steps
@@ -30,22 +31,30 @@ _ASSERTION = re.compile(r"train_batch_size is not equal to micro_batch_per_gpu \
 @detector("PL103", "batch-arithmetic", needs=("config", "topology", "placed", "facts", "steps"))
 def batch_arithmetic(config: Config, topology: Topology, placed: pa.Table, facts: pd.DataFrame, steps: Steps) -> Iterator[Finding]:
     """One finding: from the assertion, or from the values."""
-    raised = frame(placed, ("error",), ("name", "text", "file", "line"))
+    raised = frame(placed, ("error",), ("name", "text", "host", "file", "line"))
     raised = raised[raised["name"] == "python-exception"]
     refused = raised[[_ASSERTION.search(t or "") is not None for t in raised["text"]]]
     advice = (Advice("leave one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps out; DeepSpeed derives it"),)
     if len(refused):
         match = _ASSERTION.search(refused["text"].iloc[0])
         assert match is not None
+        hosts = set(refused["host"])
+        apart = hosts.pop() if len(hosts) == 1 else None
+        alone = isinstance(apart, str) and bool(speaking(placed) - {apart})
+        of_one = f"; only {apart} says so" if alone else ""
+        compared = (
+            Advice(f"compare the configuration that {apart} reads with that of the other hosts; no number has to change where they run with theirs"),
+        )
         a, b, c, d = (int(g) for g in match.groups())
         yield Finding(
             "PL103",
             "batch-arithmetic",
-            f"train batch {a} is not micro-batch {b} x {c} accumulation steps x {d} data-parallel replicas = {b * c * d}",
+            f"train batch {a} is not micro-batch {b} x {c} accumulation steps x {d} data-parallel replicas = {b * c * d}{of_one}",
             Severity.WARNING,
             Confidence.HIGH,
+            where=Where(hosts=(str(apart),) if alone else ()),
             evidence=cite(refused),
-            advice=advice,
+            advice=compared if alone else advice,
         )
         return
     train, micro, m, dp = config.train_batch_size, config.micro_batch_size, config.micro_batches, topology.dp

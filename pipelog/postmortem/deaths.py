@@ -17,12 +17,12 @@ from pipelog.postmortem.case import Case, Whom
 from pipelog.postmortem.hang_advice import look_at, look_first, still_missing
 from pipelog.postmortem.hangs import Hang
 from pipelog.postmortem.identities import Identities
-from pipelog.postmortem.kinds import KINDS, Kind, Role, Strength
+from pipelog.postmortem.kinds import KINDS, Role, Strength
 from pipelog.postmortem.left_over import LeftOver, left_over
 from pipelog.postmortem.nodes import not_missed
 from pipelog.postmortem.phases import evaluation, last_step, phase_of
 from pipelog.postmortem.ports import around_the_loss
-from pipelog.postmortem.proofs import killed_for_memory, of_its_end, seen_by, told_again, with_those
+from pipelog.postmortem.proofs import killed_for_memory, of_another, of_its_end, seen_by, told_again, with_those
 from pipelog.postmortem.roles import (
     alike,
     before_the_start,
@@ -38,7 +38,7 @@ from pipelog.postmortem.roles import (
 from pipelog.postmortem.schedulers import what_was_taken
 from pipelog.postmortem.sources import told_by
 from pipelog.postmortem.whom import hosts_of, stages_of, whom_of
-from pipelog.postmortem.wording import subject, title_of
+from pipelog.postmortem.wording import missing_of, of_the_last, subject, title_of
 from pipelog.tables import Tables, frame, table
 from pipelog.tables.attempts import Attempts
 from pipelog.tables.config import Config
@@ -254,7 +254,7 @@ def _verdict(
     port, of_port = around_the_loss(roles, first)
     of_others = bool(whom.title) and kind.strength is Strength.TRANSPORT  # why it is not reached any more, its own logs tell
     known = kind.known and not of_others
-    missing = _missing(kind, first, whom, known=known)
+    missing = missing_of(kind, first, whom, known=known)
     return Death(
         attempt,
         status=_STATUS.get(kind.category, "failed"),
@@ -262,7 +262,7 @@ def _verdict(
         kind=kind.name,
         known=known,
         confidence=Confidence.HIGH if known and not inferred else Confidence.LOW if kind.strength is Strength.WORD else Confidence.MEDIUM,
-        title=title_of(worded, first, whom, topology) + port + (f"; {begun.said}" if begun is not None else ""),
+        title=title_of(worded, first, whom, topology) + of_the_last(first, whom) + port + (f"; {begun.said}" if begun is not None else ""),
         ranks=ranks,
         stages=stages,
         hosts=hosts,
@@ -277,27 +277,6 @@ def _verdict(
         roles=roles,
         label=whom.label,
     )
-
-
-def _missing(kind: Kind, first: pd.Series, whom: Whom, *, known: bool) -> tuple[str, ...]:
-    """What would tell more: the cause where it is not known, and whom it hit."""
-    missing = () if kind.known else kind.missing
-    if whom.title and not known:
-        missing = (
-            f"why: the kernel log of {listed(whom.hosts) or 'that host'}, whether it was up (`last -x`, the scheduler), the counters of its ports (`ibqueryerrors`)",
-        )
-    elif kind.name == "peer-gone" and whom.ranks:
-        missing = (
-            f"what rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
-        )
-    if not whom.ranks and not kind.job and kind.category != "hang" and not whom.title:
-        last = (
-            ", for the launcher prints the command (--local_rank) of the last process that it started, whichever ended first"
-            if "--local_rank=" in first["text"] and "exits with return code" in first["text"]
-            else ""
-        )
-        missing += (f"which rank it was{last}: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
-    return missing
 
 
 def _recorded(attempt: int, hang: Hang, roles: pd.DataFrame, topology: Topology, placed: pa.Table, work: pd.DataFrame) -> Death:
@@ -434,11 +413,6 @@ def _silence_before(ending: Ending, work: pd.DataFrame) -> tuple[int | None, str
     return int(times[-1]), f"; no step was made in the {seconds(gap)} before"
 
 
-def _of_another(roles: pd.DataFrame, ending: Ending) -> bool:
-    """Whether the line that ends the attempt tells how one of the processes ended."""
-    return bool(((roles["file"] == ending.file) & (roles["line"] == ending.line) & roles["code"].notna()).any())
-
-
 def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom, before: tuple[tuple[str, int], ...] = ()) -> tuple[Evidence, ...]:
     """What came before, the first lines of those that show it, and the launcher's or scheduler's word for the end."""
     out: dict[tuple[str, int], Evidence] = {(file, line): Evidence(file, line, None) for file, line in before}
@@ -453,6 +427,6 @@ def _evidence(roles: pd.DataFrame, lines: list[int], ending: Ending, whom: Whom,
         last = row["name"] == "exit-code" and "exits with return code" in row["text"]
         if not (last and len(out) > len(before)):  # it names the command of the last local rank, whichever failed: no proof where others speak
             out.setdefault((row["file"], int(row["line"])), Evidence(str(row["file"]), int(row["line"]), None))
-    elif ending.file is not None and ending.line is not None and not _of_another(roles, ending):
+    elif ending.file is not None and ending.line is not None and not of_another(roles, ending):
         out.setdefault((ending.file, ending.line), Evidence(ending.file, ending.line, None))
     return tuple(out.values())

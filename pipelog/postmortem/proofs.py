@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipelog.postmortem.kinds import Kind, Role
 from pipelog.tables import frame
+from pipelog.tables.ending import Ending
 
 _MOST = 2
 """Lines of another source that are shown, and of the rank that saw it."""
@@ -95,3 +96,8 @@ def killed_for_memory(
         why = "because the host ran out of memory"
     what = "lost a data-loader worker, which was killed" if len(loader) or (named and len(lost)) else "was killed"
     return replace(kind, says=f"{what} {why}"), tuple(int(p) for p in (loader if len(loader) else lost if named else lost.iloc[:0]).index[:1]), limit
+
+
+def of_another(roles: pd.DataFrame, ending: Ending) -> bool:
+    """Whether the line that ends the attempt tells how one of the processes ended."""
+    return bool(((roles["file"] == ending.file) & (roles["line"] == ending.line) & roles["code"].notna()).any())

@@ -122,3 +122,34 @@ def filled(says: str, kind: Kind, text: str) -> str:
         return says.format(**groups)
     except (KeyError, IndexError):
         return says
+
+
+_LAST_STARTED = re.compile(r"--local_rank=(?P<local>\d+).*exits with return code")
+"""The launcher prints the command of the process that it started last, whichever ended first (launch.py, up to v0.9)."""
+
+
+def of_the_last(first: pd.Series, whom: Whom) -> str:
+    """What a launcher's line must not be taken for, where it is all that there is."""
+    named = _LAST_STARTED.search(first["text"])
+    return "" if named is None or whom.ranks else f"; --local_rank={named['local']} is the process that the launcher started last, whichever died"
+
+
+def missing_of(kind: Kind, first: pd.Series, whom: Whom, *, known: bool) -> tuple[str, ...]:
+    """What would tell more: the cause where it is not known, and whom it hit."""
+    missing = () if kind.known else kind.missing
+    if whom.title and not known:
+        missing = (
+            f"why: the kernel log of {listed(whom.hosts) or 'that host'}, whether it was up (`last -x`, the scheduler), the counters of its ports (`ibqueryerrors`)",
+        )
+    elif kind.name == "peer-gone" and whom.ranks:
+        missing = (
+            f"what rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)} said last, and how the process ended: its own log, the kernel log of its host, the scheduler",
+        )
+    if not whom.ranks and not kind.job and kind.category != "hang" and not whom.title:
+        last = (
+            ", for the launcher prints the command (--local_rank) of the last process that it started, whichever ended first"
+            if _LAST_STARTED.search(first["text"])
+            else ""
+        )
+        missing += (f"which rank it was{last}: logs by rank (deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR --tee 3)",)
+    return missing

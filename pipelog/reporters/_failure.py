@@ -55,6 +55,11 @@ def _who(report: Report, failure: JSON) -> Fact:
         return Fact("Where", " · ".join(parts))
     if failure["category"].startswith("scheduler."):
         return Fact("Where", "the whole job: the scheduler ended it")
+    hosts = {r.get("host") for r in report.topology.get("ranks") or []}
+    if len(hosts) == 1 and (host := hosts.pop()):
+        return Fact(
+            "Where", f"on {host}, the only host; these files do not tell which of its {world:,} ranks" if world else f"on {host}", known=False
+        )
     return Fact("Where", "these files do not tell which rank or host", known=False)
 
 
