@@ -86,11 +86,15 @@ class Input:
 
 @dataclass(slots=True)
 class Events:
-    """The event table and the files it came from. `roots` maps the shown paths back to files on this machine."""
+    """The event table and the files it came from. `roots` maps the shown paths back to files on this machine.
+
+    told: tables that were computed when the events were placed, and are the same for whoever derives more from them; no part of what is written.
+    """
 
     table: pa.Table
     inputs: list[Input]
     roots: dict[str, str] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def write(self, path: Path | str) -> None:
         """Write the table as Parquet; the inputs travel in the file's metadata, so that it is a whole input again."""

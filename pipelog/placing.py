@@ -12,6 +12,9 @@ from pipelog.registry import load
 from pipelog.tables import Tables
 from pipelog.tables.folders import apart
 
+_KEPT = ("attempts", "topology")
+"""Tables from which rows are placed, and which placed rows give again: of the last attempt, unless another is asked for."""
+
 
 def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Progress | None = None) -> Events:
     """Read files and folders into one event table, never from the cache.
@@ -31,4 +34,5 @@ def placed(events: Events) -> Events:
     jobs = apart(events)
     if len(jobs) > 1:
         return Events(join([placed(job).table for job in jobs]), events.inputs, events.roots)
-    return Events(Tables(events)["all_placed"], events.inputs, events.roots)
+    tables = Tables(events)
+    return Events(tables["all_placed"], events.inputs, events.roots, {name: tables[name] for name in _KEPT})

@@ -159,10 +159,10 @@ def _named(names: pa.ChunkedArray, test: Callable[..., pa.Array], *words: str) -
 
 
 def host_of_name(shown: str, known: list[str]) -> str | None:
-    """The host that the name of a kernel's log or its folder states; null where neither is one that is known, or built like one."""
+    """The host that the name of a kernel's log (`dmesg-c7.txt`, `dmesg/c7.txt`) or its folder states; null where neither is one that is known, or built like one."""
     path = PurePosixPath(shown)
     stem = _SUFFIX.sub("", path.name)
-    if not _WHAT.search(stem):
+    if not _WHAT.search(stem) and not _WHAT.fullmatch(path.parent.name):
         return None
     own = _WHAT.sub("", stem).strip("-_.")
     short = {short_host(host): host for host in known}
