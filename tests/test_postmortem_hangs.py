@@ -556,6 +556,35 @@ def test_who_watches_a_monitored_barrier_is_not_who_did_not_come() -> None:
     assert hung([*topology_map(4, 2), *watched, *others]).ranks == (5,)
 
 
+def joining(*calls: tuple[str, str]) -> list[Row]:
+    """What torchfrtrace says of calls: who is missing in each, and who had to join it."""
+    rows: list[Row] = []
+    for n, (missing, expected) in enumerate(calls):
+        text = f"missing ranks: {{{missing}}}"
+        rows += [
+            {"kind": "error", "name": "nccl-desync", "rank": int(r), "line": 10 * n + 5, "text": text, "file": "fr.txt"} for r in missing.split(", ")
+        ]
+        rows += [{"kind": "flight_group", "name": "expected", "line": 10 * n + 9, "text": expected, "file": "fr.txt"}] if expected else []
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("calls", "ranks"),
+    [
+        ([("1", "1, 3"), ("1", "0, 1"), ("0", "0, 2")], (1,)),  # 0 waits for 1 itself
+        ([("0", "0, 2"), ("1", "0, 1"), ("3", "1, 3")], (3,)),  # 2 for 0, 0 for 1, 1 for 3
+        ([("1", "1, 3"), ("0", "0, 2")], (0, 1)),  # nothing shows that one waits for the other
+        ([("0, 1", "0, 1, 2, 3")], (0, 1)),
+        ([("1", ""), ("0", "")], (0, 1)),  # who had to join is not told
+        ([("1", "0, 1"), ("0", "0, 1")], (0, 1)),  # each for the other
+    ],
+)
+def test_of_those_a_flight_recorder_s_report_misses_who_waits_in_another_call_is_a_victim(
+    calls: list[tuple[str, str]], ranks: tuple[int, ...]
+) -> None:
+    assert hung([*topology_map(2, 2), *joining(*calls)]).ranks == ranks
+
+
 def notify(rank: int, peer: int, size: int) -> Row:
     words = "The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify record from remote rank"
     text = f"{words}: [{peer}]. group information: [group:[g], rankSize[{size}], rankId[{rank} {peer}]]"

@@ -87,6 +87,14 @@ def missing_ranks(found: Records) -> Iterator[Rows]:
     yield each.rows("error", "nccl-desync", rank=each.int("rank"), text=pc.utf8_slice_codeunits(each["line"], 0, MOST_CHARACTERS))
 
 
+# missing ranks: {3}
+# expected ranks: {2, 3}
+@lines("flight-recorder-group", mark="expected ranks: {", pattern=r"^\s*expected ranks: \{(?P<ranks>\d{1,9}(?:, \d{1,9})*)\}")
+def expected_ranks(found: Records) -> Iterator[Rows]:
+    """Give who had to join the collective of which torchfrtrace has named those who did not, above."""
+    yield found.rows("flight_group", "expected", text=found["ranks"])
+
+
 #   	   - [1, 2] joined but didn't finish collective #2 (count from 1)
 #   	     [0] finished collective #1, but didn't join collective #2 (count from 1)
 #   	 - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any collectives

@@ -131,7 +131,7 @@ def _waited_for(
         none = f", and left no dump ({listed(flights.absent)})" if flights.absent else ""
         why = f"{count(flights.waiters, 'rank')} waited in calls that {'it had' if len(flights.ranks) == 1 else 'they had'} not begun ({flights.calls[0]}){none}"
         return Hang(flights.ranks, why, False, begin, lines[:2], flights.evidence, Confidence.HIGH)
-    accused = _accused(errors)
+    accused = _accused(errors, placed)
     ranks = _in_job(accused, waits, topology)
     if ranks:
         return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
@@ -190,11 +190,30 @@ def _named(waits: pd.DataFrame, topology: Topology) -> tuple[tuple[int, ...], st
     return None
 
 
-def _accused(errors: pd.DataFrame) -> pd.DataFrame:
-    """Lines in which a report names ranks; who watches a monitored barrier is none of them where it says itself who did not come."""
+def _accused(errors: pd.DataFrame, placed: pa.Table) -> pd.DataFrame:
+    """Lines in which a report names ranks; who watches a monitored barrier is none of them where it says itself who did not come, nor are victims."""
     rows = errors[(errors["name"] == "nccl-desync") & errors["rank"].notna()]
     told = rows["text"].str.contains(_PASSED, regex=False)
-    return rows[~rows["text"].str.contains(_REPORTED.pattern)] if told.any() else rows
+    rows = rows[~rows["text"].str.contains(_REPORTED.pattern)] if told.any() else rows
+    victims = rows["rank"].isin(_joined(rows, placed))
+    return rows if victims.all() else rows[~victims]  # where each waits for another, all are named
+
+
+def _joined(missing: pd.DataFrame, placed: pa.Table) -> set[int]:
+    """Ranks that a report of several calls shows waiting in one of them for others: whatever else they are missing in, they come to when those come.
+
+    Below the line of those who are missing in a call stands that of its group: who is in the second alone has joined the call.
+    """
+    groups = frame(placed, ("flight_group",), ("text", "file", "line")).dropna(subset=["text"]).sort_values("line")
+    out: set[int] = set()
+    for file, mine in missing.groupby("file"):
+        heads = sorted(set(mine["line"]))
+        here = groups[groups["file"] == file]
+        for head, end in zip(heads, [*heads[1:], float("inf")], strict=True):
+            group = here[(here["line"] > head) & (here["line"] < end)]
+            if len(group):
+                out |= {int(r) for r in group["text"].iloc[0].split(", ")} - set(mine.loc[mine["line"] == head, "rank"].astype(int))
+    return out
 
 
 def _in_job(accused: pd.DataFrame, waits: pd.DataFrame, topology: Topology) -> tuple[int, ...]:
