@@ -167,6 +167,33 @@ def test_of_two_that_are_elsewhere_the_one_that_is_waited_for(tmp_path: Path) ->
     assert failure(found)["ranks"] == [0]
 
 
+def elsewhere(*frames: str) -> str:
+    """A dump whose main thread stands in these frames, of a schedule that is not DeepSpeed's."""
+    return dump("allreduce").replace(WAITS["allreduce"], "".join(f"    {frame}\n" for frame in frames))
+
+
+@pytest.mark.parametrize(
+    ("third", "ranks"),
+    [
+        (
+            (
+                "read (objects/stream.py:118)",
+                "collate (video.py:131)",
+                "_next_data (torch/utils/data/dataloader.py:789)",
+                "get_batch (trainers/utils.py:152)",
+            ),
+            [2],
+        ),
+        (("backward (kernels/scan.py:88)", "forward_step (megatron/core/pipeline_parallel/schedules.py:402)"), [2, 3]),  # it may compute
+    ],
+)
+def test_who_loads_data_waits_for_nobody_and_who_waits_for_its_device_may(tmp_path: Path, third: tuple[str, ...], ranks: list[int]) -> None:
+    device = ("synchronize (torch/cuda/__init__.py:985)", "dispatch_preprocess (megatron/core/transformer/moe/token_dispatcher.py:640)")
+    stacks = {n: dump("allreduce") for n in (0, 1, 4, 5)} | {2: elsewhere(*third), 3: elsewhere(*device)}
+    found = failure(report(tmp_path, {"train.log": log(6)} | {f"stack_rank{r}.txt": text for r, text in stacks.items()}))
+    assert (found["category"], found["ranks"]) == ("hang", ranks)
+
+
 def test_where_all_wait_nobody_is_named(tmp_path: Path) -> None:
     files = {f"stack_rank{r}.txt": dump("recv", "recv_grads" if r == 0 else "recv_activations") for r in range(4)}
     found = report(tmp_path, {"train.log": log(4)} | files)

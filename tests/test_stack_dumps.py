@@ -73,6 +73,19 @@ def test_several_processes_with_lines_between_them(tmp_path: Path) -> None:
     assert [(r["rank"], r["value"]) for r in rows] == [(2, 4312.0)] * 3 + [(3, 4313.0)] * 3
 
 
+@pytest.mark.parametrize(
+    ("behind", "told"),
+    [
+        (b" (RANK=6 LOCAL_RANK=2 NODE_RANK=1)", {"rank": 6, "label": "local 2"}),
+        (b" [LOCAL_RANK=2]", {"label": "local 2"}),
+        (b" LORA_RANK=64 --rank 16", {}),  # of a matrix
+    ],
+)
+def test_the_environment_behind_the_command(tmp_path: Path, behind: bytes, told: dict[str, Any]) -> None:
+    rows, _ = read(tmp_path, PY_SPY.replace(b" --local_rank=1 --deepspeed", behind))
+    assert [{k: r[k] for k in ("rank", "label") if k in r} for r in rows] == [told] * 3
+
+
 def test_prefixes_of_launchers_part_the_writers(tmp_path: Path) -> None:
     one, two = ([f"{host}: {line}" for line in PY_SPY.decode().splitlines()] for host in ("node-1", "node-2"))
     mixed = "\n".join(line for pair in zip(one, two, strict=True) for line in pair)

@@ -24,6 +24,7 @@ _GDB = re.compile(r"^Thread \d+ \((?:Thread 0x[0-9A-Fa-f]+ )?\(?LWP (?P<pid>\d+)
 _GDB_FRAME = re.compile(r"^#\d+ +(?:0x[0-9A-Fa-f]+ in )?(?P<function>\S.*?) \(.*?\)(?: at (?P<at>\S+)| from (?P<library>\S+))?\s*$")
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>\S.*)$")
 _LOCAL = re.compile(r"--local[_-]rank[= ](?P<local>\d{1,6})\b")
+_ENVIRONMENT = re.compile(r"(?<![A-Za-z0-9_])(?P<local>LOCAL_)?RANK=(?P<rank>\d{1,7})\b")
 _RANK = re.compile(r"(?i)\brank[ =:_#]{0,3}(?P<rank>\d{1,7})\b")
 _PID = re.compile(r"(?i)\b(?:pid|process)[ =:_#]{1,3}(?P<pid>\d{1,10})\b")
 
@@ -77,12 +78,15 @@ def frame_of(text: str) -> str | None:
 
 
 def process_of(text: str) -> Row | None:
-    """Columns value (pid) and label (`local 3`) of the line with which py-spy begins a process."""
+    """Columns value (pid), label (`local 3`) and rank of the line with which py-spy begins a process; scripts write its environment behind the command."""
     match = _PROCESS.match(text)
     if match is None:
         return None
-    local = _LOCAL.search(match["command"])
-    return {"value": float(match["pid"])} | ({} if local is None else {"label": f"local {local['local']}"})
+    said = {found["local"] or "": found["rank"] for found in _ENVIRONMENT.finditer(match["command"])}
+    local = found["local"] if (found := _LOCAL.search(match["command"])) else said.get("LOCAL_")
+    row: Row = {"value": float(match["pid"])}
+    row |= {} if local is None else {"label": f"local {local}"}
+    return row if "" not in said else row | {"rank": int(said[""])}
 
 
 def said_of(text: str) -> Row:

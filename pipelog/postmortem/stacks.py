@@ -27,6 +27,8 @@ _LOADS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data|_n
 """The main process waits for the workers of its data loader, or makes the batch itself (see `_makes`)."""
 _FETCHES = re.compile(r"utils/data/_utils/fetch\.py")
 _ASKS_WORKERS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data)\b")
+_DEVICE = re.compile(r"torch/(?:cuda|npu|xpu|accelerator)/\S* synchronize$")
+"""Waits for its device, of which nobody knows what that waits for."""
 _P2P = re.compile(r" _exec_(?:send|recv)_\w+$", re.MULTILINE)
 _INSTRUCTION = re.compile(r" (_exec_\w+)$", re.MULTILINE)
 _MOST_CLUSTERS = 6
@@ -160,13 +162,20 @@ def _odd(found: pd.DataFrame, topology: Topology) -> pd.DataFrame:
     if len(elsewhere):
         if len(elsewhere) * 2 > len(found):
             return elsewhere.iloc[:0]
-        waited = _waited_for(found[found["talks"]], topology)
-        return elsewhere[elsewhere["rank"].isin(waited)] if elsewhere["rank"].isin(waited).any() else elsewhere
+        waited = elsewhere["rank"].isin(_waited_for(found[found["talks"]], topology))
+        return elsewhere[waited] if waited.any() else _without_devices(elsewhere)
     if (found["engine"] != "").any():
         return elsewhere
     alike = found["where"].map(found["where"].value_counts())
     alone = found[alike == 1]
     return alone if len(alone) == 1 and found["where"].nunique() == 2 and len(found) > 2 else elsewhere
+
+
+def _without_devices(elsewhere: pd.DataFrame) -> pd.DataFrame:
+    """Without those who wait for their devices, where the others load data: a device may wait for a call of another rank, a batch waits for none."""
+    device = elsewhere["text"].map(lambda text: _DEVICE.search(text.partition("\n")[0]) is not None)
+    rest = elsewhere[~device]
+    return rest if len(rest) and rest["text"].str.contains(_LOADS.pattern).all() else elsewhere
 
 
 def _waited_for(talking: pd.DataFrame, topology: Topology) -> set[int]:
