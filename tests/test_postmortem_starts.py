@@ -153,3 +153,17 @@ def test_of_two_agents_either_may_have_had_it() -> None:
     one, other = (f"node-{n}: {line}" for n, line in ((1, first_failed(4)), (2, first_failed(3))))
     death = verdict({"train.log": [*HEAD, *FULL, one, other]})
     assert (death.category, death.ranks) == ("storage", ())
+
+
+def test_what_python_can_only_print_ends_nothing() -> None:
+    """An exception in a finalizer, after the last step of a log that says no more: the log stops, and nothing failed."""
+    ignored = ["Exception ignored in sys.unraisablehook: <built-in function unraisablehook>", *traceback("BrokenPipeError: [Errno 32] Broken pipe")]
+    assert verdict({"train.log": [*HEAD, *ignored]}).status == "incomplete"
+    assert verdict({"train.log": [*HEAD, *ignored, "exit status of torchrun: 0"]}).status == "completed"
+    assert verdict({"train.log": [*HEAD, *ignored, "exit status of torchrun: 1"]}).status == "failed"
+
+
+def test_the_rendezvous_is_closed_after_the_end_and_is_not_its_cause() -> None:
+    gone = "W1009 14:20:54.010000 588 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1341] The node 'a_588_0' has failed to shutdown the rendezvous"
+    death = verdict({"node0.out": [f"{gone} 'none' due to an error of type RendezvousConnectionError."], "node1.out": traceback("ValueError: x", rank=4)})
+    assert (death.category, death.ranks) == ("code", (4,))

@@ -13,6 +13,7 @@ from pipelog.findings import DETECTORS, Outcome, Status
 from pipelog.tables import CannotTell
 from pipelog.tables.memory import StageMemory
 from tests.making import Row, fact, tables, topology_map
+from tests.telling import read
 
 MIB = 2**20
 R09 = [19961.1, 17461.9, 17189.9, 16917.9, 16645.9, 16373.9, 16101.9, 15829.9, 15557.9, *[15446.8] * 6, 18175.4]
@@ -213,3 +214,27 @@ def test_a_line_that_any_rank_may_print_is_not_rank_0_s() -> None:
         [report(5, 900, name="max_reserved", stream="one-rank"), {**report(0, 1000, name="max_reserved", stream="one-rank"), "rank": None}]
     )["memory"]
     assert made[["rank", "max_reserved"]].to_numpy().tolist() == [[5, 900 * MIB]]
+
+
+def called(step: int, text: str, gib: float) -> list[str]:
+    """see_memory_usage as rank 0 prints it below the line of a step."""
+    stamp = "[2025-03-18 10:01:13,036] [INFO]"
+    return [
+        f"{stamp} [logging.py:128:log_dist] [Rank 0] steps: {step} loss: 9.1 iter time (s): 1.0 samples/sec: 4.0",
+        f"{stamp} [utils.py:781:see_memory_usage] {text}",
+        f"{stamp} [utils.py:782:see_memory_usage] MA 20.00 GB         Max_MA {gib:.2f} GB         CA 38.76 GB         Max_CA 38 GB ",
+        f"{stamp} [utils.py:789:see_memory_usage] CPU Virtual Memory:  used = 210.59 GB, percent = 20.9%",
+    ]
+
+
+def test_calls_at_one_place_after_the_steps_are_reports_of_rank_0() -> None:
+    lines = [line for i in range(6) for line in called(20 * (i + 1), f"after step {20 * (i + 1)}", 30 + i)]
+    found = read({"train.log": lines})["memory"]
+    assert found["rank"].tolist() == [0] * 6
+    assert found["step"].tolist() == [20, 40, 60, 80, 100, 120]
+    assert found["max_allocated"].tolist() == [(30 + i) * 2**30 for i in range(6)]
+
+
+def test_calls_at_many_places_are_no_course() -> None:
+    lines = [line for i in range(6) for line in called(20 * (i + 1), ("before forward", "after backward", "after the optimizer")[i % 3], 30 + i)]
+    assert not len(read({"train.log": lines})["memory"])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelog.parsers._facts import joined, times
-from pipelog.parsing import Records, Rows, records
+from pipelog.parsing import Records, Rows, lines, records
 
 
 def _when(found: Records, stamp: pa.Array) -> dict[str, pa.Array]:
@@ -89,7 +89,7 @@ def swift_done(found: Records) -> Iterator[Rows]:
 
 _SUBJECTS = ("training", "Training", "TRAINING", "fine-tuning", "Fine-tuning", "finetuning", "Finetuning", "fit", "Fit", "run", "Run", "job", "Job")
 _WORDS = tuple(f"{subject} {is_}{done}" for subject in _SUBJECTS for is_ in ("", "is ") for done in ("finished", "done", "complete"))
-_ALONE = r"^(?:\[[^\]]*\]:?|[\w.]+ - (?i:info|debug|warning|notice) - |[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
+_ALONE = r"^(?:\[[^\]]*\]:?|[a-z_]\w*(?:\.[a-z_]\w*)+ +\||[\w.]+ - (?i:info|debug|warning|notice) - |[\w./-]+:|\d[\d:.,/T+-]*Z?|std(?:out|err) F|(?i:info|debug|warning|notice)|-|\||[=*#>~!]+|\s)*$"  # stamps, levels, rules
 
 
 _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
@@ -111,6 +111,7 @@ _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
         "`Trainer.fit` stopped: `max_",
         "Finished training",
         "finished training",
+        "done training in ",
     ),
     head=_ALONE,
     pattern=(
@@ -118,12 +119,31 @@ _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
         # a job script says "job done" and "run finished" of a run that crashed as well: only with what was done
         rf"|(?i:(?:run|job) (?:is )?(?:finished|done|completed?))(?: successfully|(?:,? after|:) [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)"
         rf"|[Ff]inished training(?: (?:at|after) (?:{_OF} [\d,]+|[\d,]+ {_OF})\b[^%]*|, [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)?"
+        r"|done training in [\d.]+ seconds"
         r"|`Trainer\.fit` stopped: `max_(?:steps|epochs)=\d+` reached)[\s.!=*#~-]*)$"
     ),
 )
 def script_done(found: Records) -> Iterator[Rows]:
     """Give the end in the user script's own words: only where they are the whole of a line, but for stamps and prefixes."""
     yield found.rows("end", "script-done", text=pc.utf8_trim_whitespace(found["words"]))
+
+
+# exit status of torchrun: 0
+# 	Exit status: 0                           (/usr/bin/time -v)
+# train exit code=1
+@lines(
+    "exit-status",
+    mark=("exit status", "Exit status", "exit code", "EXIT_CODE", "exit_code"),
+    pattern=_ALONE.removesuffix("$")
+    + r"(?:[\w./-]{1,60} )?(?:exit|Exit|EXIT)[ _](?:status|code|CODE)(?: of (?:the )?[\w./-]{1,80}(?: [\w./-]{1,80})?)?(?: is| was)? ?[:=]? ?(?P<code>\d{1,3})\s*$",
+)
+def exit_status(found: Records) -> Iterator[Rows]:
+    """Give the status that a script prints of the command that it ran: its end where that is 0, else a process that left with it."""
+    good = pc.equal(found.int("code"), 0)
+    done = found.where(good)
+    yield done.rows("end", "script-done", text=joined("exit status ", done["code"]))
+    left = found.where(pc.invert(good))
+    yield left.rows("end", "exit-code", value=left.float("code"), text=joined("exit status ", left["code"]))
 
 
 # all 400 steps done; uploading

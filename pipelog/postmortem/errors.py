@@ -96,6 +96,7 @@ def errors(placed: pa.Table, topology: Topology, identities: Identities, inputs:
     _whose(rows, identities, topology)
     _meanings(rows, frames)
     _elsewhen(rows, placed)
+    rows.loc[rows["stream"] == "ignored", "role"] = Role.BENIGN.value  # raised where python can only print it: nothing ends of it
     files = attempts.segments.loc[attempts.segments["attempt"] == chosen, "file"]
     others = of_other_jobs(rows, files, frame(placed, ("fact",), ("name", "text")))
     rows.loc[of_other_pods(rows, inputs) | others | _of_other_units(rows, placed), "role"] = Role.BENIGN.value

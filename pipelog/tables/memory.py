@@ -14,6 +14,8 @@ from pipelog.tables.config import Config
 from pipelog.tables.topology import Topology
 
 _FIGURES = ["allocated", "max_allocated", "reserved", "max_reserved"]
+_CALLS = 5
+"""Steps after which a place was called: fewer show no course."""
 BYTES_PER_PARAMETER = 16
 """Mixed precision with Adam: 2 (weight) + 2 (gradient) + 4 (master) + 8 (moments); design/product.md."""
 
@@ -23,14 +25,15 @@ def memory(placed: pa.Table) -> pd.DataFrame:
     """Memory reports: rank, stage, step, allocated, max_allocated, reserved, max_reserved (bytes), file, line; one row a report.
 
     max_… are peaks since the start of training. The form without a rank is printed by rank 0, but for what any rank may print (stream `one-rank`). Of `memory_usage` those that name
-    their step: the throughput line's and memory_status', which reset no peak. They count where there is no other report: rank 0's peak of
-    a later step is not held against what other ranks reported before.
+    their step (the throughput line's and memory_status', which reset no peak), else see_memory_usage's of rank 0 that are called at one place after the
+    steps: each the peak since the call before. They count where there is no other report: rank 0's peak of a later step is not held against what
+    other ranks reported before.
     """
-    rows = frame(placed, ("memory", "memory_usage"), ("kind", "name", "rank", "stage", "step", "bytes", "device", "stream", "file", "line"))
+    rows = frame(placed, ("memory", "memory_usage"), ("kind", "name", "rank", "stage", "step", "bytes", "device", "stream", "file", "line", "text"))
     rows = rows[rows["rank"].notna() | (rows["stream"] != "one-rank")]
     rows = rows[rows["device"].isna() & rows["name"].isin(_FIGURES)]
     reports = rows["kind"] == "memory"
-    rows = rows[reports] if reports.any() else rows[rows["step"].notna()]
+    rows = rows[reports] if reports.any() else rows[rows["step"].notna()] if rows["step"].notna().any() else _called_after_steps(rows, placed)
     if not len(rows):
         return pd.DataFrame(columns=["rank", "stage", "step", *_FIGURES, "file", "line"])
     rows["rank"] = rows["rank"].fillna(0)
@@ -43,6 +46,25 @@ def memory(placed: pa.Table) -> pd.DataFrame:
         if name not in out:
             out[name] = np.nan
     return out
+
+
+def _called_after_steps(rows: pd.DataFrame, placed: pa.Table) -> pd.DataFrame:
+    """Of calls of see_memory_usage those of one place in one file, which say the same but for numbers, with the step printed above each.
+
+    The place that is called most often, and after at least _CALLS different steps: the calls while a model is built are at as many places.
+    """
+    called = rows[rows["text"].notna() & (rows["rank"].isna() | (rows["rank"] == 0))]
+    steps = frame(placed, ("step",), ("step", "file", "line")).dropna().astype({"file": object, "line": "int64", "step": "int64"})
+    if not len(called) or not len(steps):
+        return rows.iloc[:0]
+    called = called.assign(_place=called["text"].str.replace(r"\d+", "#", regex=True)).drop(columns="step")
+    called = called.astype({"file": object, "line": "int64"}).sort_values("line")
+    called = pd.merge_asof(called, steps.sort_values("line"), on="line", by="file").dropna(subset=["step"])
+    many = called.groupby(["file", "_place"])["step"].nunique().sort_values(ascending=False, kind="stable")
+    if not len(many) or many.iloc[0] < _CALLS:
+        return rows.iloc[:0]
+    file, place = many.index[0]
+    return called[(called["file"] == file) & (called["_place"] == place)].drop(columns="_place")
 
 
 @dataclass(frozen=True, slots=True)

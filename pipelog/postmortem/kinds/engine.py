@@ -70,6 +70,24 @@ def engine_grad_shape(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "object-damaged",
+    category="unknown",
+    pattern=r"EOFError: Ran out of input|UnpicklingError|invalid load key",
+    frame=r"raised \S*distributed\S*:\d+ _tensor_to_object",
+    says="received an object of another rank that was empty or damaged; why, the lines do not say",
+    rows=("python-exception",),
+    known=False,
+    first=8,
+    missing=("the log of the rank that sent it: whether it had sent the object, and said anything before",),
+)
+def object_damaged(case: Case) -> Iterator[Advice]:
+    """recv_object_list and its kin unpickle what came: nothing arrived of it, or something else (another order of messages, a broken transport)."""
+    yield Advice(
+        "see on the sending side whether both ranks call the same functions in the same order, and try the gloo backend or NCCL_DEBUG=INFO for this call"
+    )
+
+
+@kind(
     "engine-meta",
     category="engine",
     pattern=r"Could not send meta type|Buffer for metadata is too small|Only train_batch\(\) is accessible|PipelineError|requires gradients enabled|Expected .* to be a tuple|partial.*PartitionedTensor",

@@ -101,6 +101,23 @@ def port_in_use(case: Case) -> Iterator[Advice]:
 
 
 @kind(
+    "rendezvous-gone",
+    category="killed",
+    pattern=r"has failed to shutdown the rendezvous",
+    says="could not close the rendezvous: the store was gone",
+    role=Role.TEARDOWN,
+    known=False,
+    strength=Strength.ECHO,
+    rows=("socket", "torch-log", "level"),
+    first=23,
+    missing=("the log of the node that holds the store",),
+)
+def rendezvous_gone(case: Case) -> Iterator[Advice]:
+    """torchrun's agents say so when they leave after the node of the store has left: whatever ended the job, it was before."""
+    yield Advice("look at what ended the node of the store, or was said before this on any rank")
+
+
+@kind(
     "rendezvous",
     category="launch",
     pattern=r"(?i)clients joined|client socket has timed out|Timed out initializing process group|rendezvous.*(?:tim|clos|fail)|RendezvousClosedError"

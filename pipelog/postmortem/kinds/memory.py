@@ -150,7 +150,7 @@ def _host_memory(case: Case) -> Iterator[Advice]:
 
 @kind(
     "process-limit",
-    category="host.oom",
+    category="unknown",
     pattern=r"can't start new thread|(?:fork|clone|thread).*Resource temporarily unavailable",
     says="could not start another process or thread",
     known=False,
