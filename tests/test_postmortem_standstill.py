@@ -314,3 +314,38 @@ def test_stacks_of_threads_without_names(tmp_path: Path) -> None:
     found = failure(report(tmp_path, {"train.log": log(4)} | {f"rank{r}.err": faulthandler(main) for r, main in enumerate(mains)}))
     assert (found["category"], found["ranks"], found["stages"]) == ("hang", [2], [2])
     assert "encode_locked" in found["title"]
+
+
+def in_log(*mains: str, who: str = "[watch] rank {} pid 421{}\n") -> str:
+    """The dumps of all ranks as a watcher writes them below the output of the job."""
+    return "".join(
+        f"{who.format(r, r)}Timeout (0:15:00)!\nThread 0x00007f14c23ff74{r} (most recent call first):\n{main}\n" for r, main in enumerate(mains)
+    )
+
+
+LOADER = '  File "/opt/venv/lib/python3.10/site-packages/torch/utils/data/dataloader.py", line 1131 in _try_get_data\n'
+MAINS = (LOADER + ENGINE.format(842, "load_micro_batch"), *[RECV + ENGINE.format(1028, "recv_activations")] * 3)
+
+
+@pytest.mark.parametrize("who", ["[watch] rank {} pid 421{}\n", "rank: {}, pid: 421{}\n\n", "[rank{}]: "])
+def test_stacks_that_a_timer_asked_for_inside_a_log(tmp_path: Path, who: str) -> None:
+    text = in_log(*MAINS, who="" if who == "[rank{}]: " else who)
+    if who == "[rank{}]: ":
+        text = "".join(f"[rank{r}]: {line}\n" for r, main in enumerate(MAINS) for line in in_log(main, who="").splitlines())
+    found = failure(report(tmp_path, {"train.log": log(4, steps=400) + text}))
+    assert (found["category"], found["ranks"], found["stages"]) == ("hang", [0], [0])
+    assert found["title"].startswith("Rank 0 (stage 0) waited for its data loader: ")
+
+
+def test_stacks_inside_a_log_that_show_no_hang(tmp_path: Path) -> None:
+    """Of a timer that runs while steps are made, of processes that nobody names, and of a crash."""
+    running = log(4) + in_log(*MAINS) + log(4).partition("\n")[2]
+    crash = "".join(
+        f"[watch] rank {r} pid 421{r}\nFatal Python error: Segmentation fault\n\nThread 0x00007f14c23ff74{r} (most recent call first):\n{m}\n"
+        for r, m in enumerate(MAINS)
+    )
+    for n, text in enumerate((running, running + in_log(*MAINS), log(4) + in_log(*MAINS, who=""))):
+        (tmp_path / str(n)).mkdir()
+        assert report(tmp_path / str(n), {"train.log": text}).failure is None
+    (tmp_path / "crash").mkdir()
+    assert failure(report(tmp_path / "crash", {"train.log": log(4) + crash}))["category"] != "hang"

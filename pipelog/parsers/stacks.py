@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipelog.parsers._stacks import MOST_FRAMES, frame_of, stack_of
-from pipelog.parsing import Block, Row, block
+from pipelog.parsing import Block, Records, Row, Rows, block, lines
 
 
 @block("stack", mark=("(most recent call first)", '(idle): "', '(active): "', '(idle+gil): "', '(active+gil): "'), most=MOST_FRAMES)
@@ -31,3 +31,10 @@ def stack(found: Block) -> Iterator[Row]:
         begun.add(at, frame)
     if begun.frames:
         yield begun.row()
+
+
+# Timeout (0:15:00)!
+@lines("stack-timeout", mark="Timeout (", pattern=r"^Timeout \((?P<words>\d{1,4}:\d\d:\d\d(?:\.\d+)?)\)!\s*$")
+def asked(found: Records) -> Iterator[Rows]:
+    """Give where faulthandler begins the stacks of a process that lives: its timer ran out (`dump_traceback_later`)."""
+    yield found.rows("stack_head", "timeout", text=found["words"])

@@ -17,7 +17,7 @@ from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
 
 _LIVE = frozenset({"idle", "active", "idle+gil", "active+gil"})
-"""States that py-spy prints: in a log, those of faulthandler belong to a crash."""
+"""States that py-spy prints: in a log, those of faulthandler belong to a crash, where its timer did not ask for them."""
 _TALKS = re.compile(
     r"torch/distributed/(?!launcher|elastic|run\b)|deepspeed/comm/|runtime/pipe/p2p\.py|megatron/\S*p2p_communication\.py|\bnccl[A-Z_]\w*|c10d::|\bgloo::"
     r"|distributed_c10d\.py"
@@ -29,6 +29,8 @@ _FETCHES = re.compile(r"utils/data/_utils/fetch\.py")
 _ASKS_WORKERS = re.compile(r"utils/data/dataloader\.py\S* (?:_try_get_data|_get_data)\b")
 _DEVICE = re.compile(r"torch/(?:cuda|npu|xpu|accelerator)/\S* synchronize$")
 """Waits for its device, of which nobody knows what that waits for."""
+_INTRODUCED_ABOVE = 2
+"""Lines above the head of a dump in which a script says whose it is."""
 _P2P = re.compile(r" _exec_(?:send|recv)_\w+$", re.MULTILINE)
 _INSTRUCTION = re.compile(r" (_exec_\w+)$", re.MULTILINE)
 _MOST_CLUSTERS = 6
@@ -113,7 +115,8 @@ def _line_of(row: pd.Series) -> int:
 def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
     """The last stack of the main thread of each process: rank, host, label, value (pid), group (lines of its frames), file, line, text."""
     rows = frame(placed, ("stack",), ("name", "stream", "rank", "host", "label", "value", "group", "file", "line", "text")).dropna(subset=["text"])
-    rows = rows[rows["file"].isin(dumps) | rows["name"].isin(_LIVE)]
+    asked = _asked(placed, rows[~rows["file"].isin(dumps) & (rows["name"] == "thread")])
+    rows = pd.concat([rows[rows["file"].isin(dumps) | rows["name"].isin(_LIVE)], asked]).sort_index()
     who = ["file", "rank", "host", "label", "value"]
     main = (rows["stream"] == "MainThread") | rows["text"].str.contains("<module>", regex=False)
     # faulthandler gives the threads no names, and the first that was started last
@@ -121,6 +124,32 @@ def _main_threads(placed: pa.Table, dumps: set[str]) -> pd.DataFrame:
     named = main.groupby([rows[column] for column in who], dropna=False).transform("any")
     rows = rows[main | (last & ~named)]
     return rows.drop_duplicates(who, keep="last").reset_index(drop=True)
+
+
+def _asked(placed: pa.Table, rows: pd.DataFrame) -> pd.DataFrame:
+    """Stacks of a log that faulthandler's timer asked for, of ranks that are known: what stands below its line, and not below a crash that came later.
+
+    None where a step was made below such a line: then the timer runs whatever the job does.
+    """
+    heads = frame(placed, ("stack_head", "error"), ("kind", "name", "rank", "file", "line"))
+    heads = heads[(heads["kind"] == "stack_head") | (heads["name"] == "fatal-python")]
+    begun = heads[heads["kind"] == "stack_head"].groupby("file")["line"].min()
+    work = frame(placed, ("step", "progress", "iteration"), ("file", "line"))
+    if not len(rows) or not len(begun) or (work["line"] > work["file"].map(begun)).any():
+        return rows.iloc[:0]
+    said = frame(placed, ("place", "process"), ("rank", "file", "line")).dropna(subset=["rank"])
+    ranks: list[int | None] = []
+    for known, file, line in zip(rows["rank"], rows["file"], rows["line"], strict=True):
+        mine = heads[(heads["file"] == file) & (heads["line"] < line) & (heads["rank"].isna() if pd.isna(known) else heads["rank"] == known)]
+        head = mine.loc[mine["line"].idxmax()] if len(mine) else None
+        if head is None or head["kind"] == "error":
+            ranks.append(None)
+        elif not pd.isna(known):
+            ranks.append(int(known))
+        else:
+            above = said[(said["file"] == file) & said["line"].between(head["line"] - _INTRODUCED_ABOVE, head["line"] - 1)]
+            ranks.append(int(above["rank"].iloc[-1]) if above["rank"].nunique() == 1 else None)
+    return rows.assign(rank=pd.array(ranks, dtype=rows["rank"].dtype)).dropna(subset=["rank"])
 
 
 def _ranks(found: pd.DataFrame, who: Identities) -> pd.Series:
