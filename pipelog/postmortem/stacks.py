@@ -148,7 +148,7 @@ def _asked(placed: pa.Table, rows: pd.DataFrame) -> pd.DataFrame:
             ranks.append(int(known))
         else:
             above = said[(said["file"] == file) & said["line"].between(head["line"] - _INTRODUCED_ABOVE, head["line"] - 1)]
-            ranks.append(int(above["rank"].iloc[-1]) if above["rank"].nunique() == 1 else None)
+            ranks.append(int(above["rank"].iloc[-1]) if len(set(above["rank"])) == 1 else None)
     return rows.assign(rank=pd.array(ranks, dtype=rows["rank"].dtype)).dropna(subset=["rank"])
 
 
