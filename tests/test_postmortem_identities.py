@@ -108,3 +108,29 @@ def test_who_saw_the_overflows(seen_by: tuple[int, ...], ranks: tuple[int, ...])
     """Every rank raises the end of the loss scale; the overflows were seen by one, or by several."""
     raised = [f"[rank{r}]: {line}" for r in range(8) for line in FLOOR]
     assert whom({"train.log": [TOPOLOGY, *(OVERFLOW.format(r) for r in seen_by), *raised]}).ranks == ranks
+
+
+GONE = [
+    "[884312.308145] NVRM: The NVIDIA GPU 0000:61:00.0",
+    "               NVRM: (PCI ID: 10de:2330) installed in this system has",
+    "               NVRM: fallen off the bus and is not responding to commands.",
+]
+FAULT = "[884355.120043] python[962]: segfault at 8 ip 00007f11c02 sp 00007ffd error 4 in libcuda.so.570.158.01"
+
+
+def test_a_crash_beside_a_gpu_s_own_word_is_another_rank_s() -> None:
+    """The driver tells of one GPU: local rank 1 of gb says what became of it; process 962, of local rank 2, crashed in the driver behind it."""
+    spawned = [SPAWNED.format("gb", 960 + n, n) for n in range(4)]
+    said = [f"gb: {line}" for line in traceback("RuntimeError: CUDA error: unknown error", rank=5)]
+    assert whom({"train.log": [*WORLD, *spawned, *said], "dmesg-gb.txt": [*GONE, FAULT]}).ranks == (5,)
+    assert whom({"train.log": [*WORLD, *spawned], "dmesg-gb.txt": [*GONE, FAULT]}).ranks == (6,)
+    both = [*said, *(f"gb: {line}" for line in traceback("RuntimeError: CUDA error: unknown error", rank=7))]
+    assert whom({"train.log": [*WORLD, *spawned, *both], "dmesg-gb.txt": [*GONE, FAULT]}).ranks == ()  # one GPU is no two ranks'
+
+
+def test_the_last_line_of_the_driver_s_sentence_is_of_the_gpu_in_the_first() -> None:
+    """The address is ga's and gb's; on gb it is rank 6's. Of one that NCCL does not name none is told."""
+    log = [*WORLD, *(INIT.format("gb", 900 + r, 990 + r, r % 4, r, r % 4, r % 4, f"{0x5F + r % 4:x}000") for r in range(4, 8))]
+    assert whom({"train.log": log, "dmesg-gb.txt": GONE}).ranks == (6,)
+    assert whom({"train.log": log, "dmesg-gb.txt": [GONE[0].replace("61", "71"), *GONE[1:]]}).ranks == ()
+    assert whom({"train.log": log, "dmesg-gb.txt": [GONE[0], "[884312.4] eth0: up", "[884312.5] eth0: up", *GONE[1:]]}).ranks == ()

@@ -187,10 +187,25 @@ def hardware(found: Records) -> Iterator[Rows]:
     """Give a line that tells of hardware (group: PCI address of a GPU; value: seconds since the machine was started, where printed): as `kernel-port` one of a
     network port that is no fault by itself, as `kernel-gpu-process` one that names the process (value) whose work a GPU did.
     """
-    group = pc.coalesce(*(found[name] for name in ("pci", "gone", "switch", "amd")))
+    group = _above(pc.coalesce(*(found[name] for name in ("pci", "gone", "switch", "amd"))), found)
     pid = pc.cast(
         pc.struct_field(pc.extract_regex(found["line"], r"amdgpu.*\bfor process [^,;]{0,80}?pid (?P<pid>[1-9]\d{0,11})\b"), "pid"), pa.float64()
     )
     name = pc.if_else(found.has("port"), "kernel-port", pc.if_else(pc.is_valid(pid), "kernel-gpu-process", "kernel"))
     value = pc.coalesce(pid, found.float("uptime"))
     yield found.rows("error", name, value=value, group=group, text=found["line"], **when_and_where(found))
+
+
+_NAMED_WITHIN = 2
+"""Lines above `NVRM: fallen off the bus` in which the driver names the GPU: it breaks its sentence into three."""
+
+
+def _above(group: pa.Array, found: Records) -> pa.Array:
+    """The addresses of GPUs, that of the first line of the driver's sentence also on its last."""
+    ends = pc.fill_null(pc.match_substring_regex(found["line"], r"^\s+NVRM: fallen off the bus"), False)
+    if not pc.any(ends).as_py():
+        return group
+    named = zip(found["gone"].to_pylist(), found.columns["line"].to_pylist(), strict=True)
+    begins = {line: address for address, line in named if address is not None}
+    each = zip(group.to_pylist(), ends.to_pylist(), found.columns["line"].to_pylist(), strict=True)
+    return pa.array([begins.get(line - _NAMED_WITHIN) if end else address for address, end, line in each], pa.string())

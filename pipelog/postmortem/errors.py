@@ -327,7 +327,7 @@ def _by_device(rows: pd.DataFrame, local: dict[tuple[str | None, str], int]) -> 
 
 
 _OF_PROCESSES = frozenset({"nccl-warn", "killed", "kernel-oom", "kernel-segfault", "kernel-hung", "kernel-gpu-process", "ray-killed"})
-_OF_DEVICES = frozenset({"kernel-xid", "gpu-driver"})
+_OF_DEVICES = frozenset({"kernel-xid", "gpu-driver", "kernel"})
 """Rows whose value is a process, whose group is a bus address."""
 _SPEAKER = re.compile(r"^[\w.]+: \[?[Rr]ank (?P<rank>\d{1,6})\]?(?::|, node\b|, iteration\b)")
 """The rank in an exception of Megatron's guards: `AssertionError: Rank 11: found NaN in local grad norm`."""

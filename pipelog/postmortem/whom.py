@@ -19,6 +19,8 @@ from pipelog.tables.topology import Topology
 
 _ENDS_OF_ITS_OWN = frozenset({"cuda-async", "device-assert-unseen", "gpu-unknown-error", "gpu-fault", "killed", "crashed", "aborted"})
 """What a process shows of a cause that another line names: a broken device, a kill by the kernel, an assertion on the GPU."""
+_BY_SIGNAL = frozenset({"killed", "crashed", "aborted"})
+"""Those of these that have many causes: beside a rank that says what its GPU did they are of others, whom the break took along."""
 _MOST_NAMED = 4
 _NOT_STARTED = frozenset({"shell-command", "ssh"})
 """Rows of what could not be started on a node that others wait for."""
@@ -240,7 +242,12 @@ def _as_seen_by_the_process(roles: pd.DataFrame, same: pd.DataFrame, kind: Kind,
         mine = mine[mine["host"].isna() | mine["host"].isin(hosts)]
     elif (mine["file"] == first["file"]).any() and same["rank"].isna().all():  # of several nodes' logs it is one of its own
         mine = mine[mine["file"] == first["file"]]
+    if kind.category.startswith("hardware.gpu") and not (signals := mine["error"].isin(_BY_SIGNAL)).all():
+        mine = mine[~signals]
     named = set(mine["rank"].astype(int))
+    if len(named) > 1 and same["name"].str.startswith("kernel").all() and len(set(same["group"])) == 1 and isinstance(first["group"], str):
+        # the kernel names one GPU, which is one rank's
+        return mine.iloc[:0]
     return mine.drop_duplicates("rank") if len(named) < (topology.world_size or len(named) + 1) and len(named) <= _MOST_NAMED else mine.iloc[:0]
 
 
