@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pipelog
-from tests.telling import traceback
+from tests.telling import read, traceback
 
 TOPOLOGY = "Using topology: {ProcessCoord(pipe=0, data=0): 0, ProcessCoord(pipe=0, data=1): 1, ProcessCoord(pipe=1, data=0): 2, ProcessCoord(pipe=1, data=1): 3}"
 STEP = "[2024-03-05 14:10:10,101] [INFO] [logging.py:107:log_dist] [Rank 0] step=10, skipped=0, lr=[0.1], mom=[0.9]"
@@ -275,3 +275,24 @@ def test_a_device_without_a_rank_is_that_of_the_only_one_that_waits_for_nobody(t
     assert (one["category"], one["ranks"]) == ("hardware.gpu", [5])
     two = logs(tmp_path / "two", {"train.log": [eight, STEP, stamped, *waits[:4], *waits[6:]], "gx-3.journal": [OFF_THE_BUS]})
     assert (two["category"], two["ranks"]) == ("hardware.gpu", [])
+
+
+TAGGED = "2019-06-02T16:29:{:02}.000Z: [1,{}]<stdout>:{}"
+LOST = "h{}:{}:8612 [0] transport/net_ib.cu:80 NCCL WARN NET/IB : Got async event : local catastrophic error"
+RETRIED = "h{}:{}:8612 [0] transport/net_ib.cu:774 NCCL WARN NET/IB : Got completion with error 12, opcode 129, len 32630, vendor err 129"
+STAGES = "pipeline stages: 4 (ranks 0-1 | 2-3 | 4-5 | 6-7), data parallel 2"
+
+
+def of_mpirun(stages: str) -> list[str]:
+    """mpirun's tags behind a stamp that ends with a colon; ranks 6 and 7 lose their adapter, then those around them retry in vain."""
+    begin = [TAGGED.format(10, 0, "using world size: 8 and model-parallel size: 2 "), TAGGED.format(10, 0, stages)]
+    lost = [TAGGED.format(50, rank, LOST.format(3, 820 + rank)) for rank in (6, 7)]
+    return [*begin, *lost, *(TAGGED.format(57, rank, RETRIED.format(rank // 2, 810 + rank)) for rank in (4, 5, 1))]
+
+
+def test_the_stages_of_ranks_that_a_script_lists() -> None:
+    death = read({"mpirun.out": of_mpirun(STAGES)})["death"]
+    assert (death.ranks, death.stages) == ((6, 7), (3,))
+    short = STAGES.replace(" | 6-7", "")  # three ranges are no four stages
+    death = read({"mpirun.out": of_mpirun(short)})["death"]
+    assert (death.ranks, death.stages) == ((6, 7), ())

@@ -1,8 +1,9 @@
-"""Lines that say which ranks are on which hosts, in a script's own words.
+"""Lines that say which ranks are on which hosts, or in which stages, in a script's own words.
 
 nodes: ga-01 (ranks 0-3) ga-02 (ranks 4-7)
 node-a: ranks 0-7, node-b: ranks 8-15
 hosts: hx-1[ranks 0..7] hx-2[ranks 8..15]
+pipeline stages: 4 (ranks 0-3 | 4-7 | 8-11 | 12-15)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.parsers._stage_ranks import stage_ranks
 from pipelog.parsing import Records, Rows, lines
 
 _HOST = r"(?P<host>[A-Za-z][\w-]*\d[\w-]*(?:\.[\w-]+)*)"
@@ -26,12 +28,13 @@ _MOST = 4096
 
 @lines(
     "host-ranks",
-    mark=("ranks 0-", "ranks 0..", "ranks 0 -", "ranks 0 to ", "ranks: 0-", "ranks=0-"),
-    pattern=rf"(?:^|[\s:,;(\[]){_HOST.replace('?P<host>', '?:')}(?: ?[(\[]| ?[:=] ?|  ?){re.sub(r'[?]P<[a-z]+>', '?:', _RANGE)}",
+    mark=("ranks 0-", "rank 0-", "ranks 0..", "ranks 0 -", "ranks 0 to ", "ranks: 0-", "ranks=0-"),
+    pattern=rf"(?:^|[\s:,;(\[]){_HOST.replace('?P<host>', '?:')}(?: ?[(\[]| ?[:=] ?|  ?){re.sub(r'[?]P<[a-z]+>', '?:', _RANGE)}|\b[Ss]tages?\b.*\d",
     once=True,
 )
 def host_ranks(found: Records) -> Iterator[Rows]:
-    """Give the host of each rank, where two hosts or more are told and no rank is on two of them."""
+    """Give the stage of each rank where a line tells that, and the host of each, where two hosts or more are told and no rank is on two of them."""
+    yield from stage_ranks(found)
     where: list[int] = []
     ranks: list[int] = []
     hosts: list[str] = []

@@ -23,7 +23,7 @@ from pipelog.reading.streams import ANSI
 _ANSI_RE = re.compile(ANSI)
 
 _UTC_STAMP = r"(?P<utc>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)"
-_UTC = rf"{_UTC_STAMP}(?:Z|(?P<offset>[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
+_UTC = rf"{_UTC_STAMP}(?:Z|(?P<offset>[+-]\d\d:?\d\d)):? (?:std(?:out|err) [FP] )?"
 _CERTAIN = (  # (name, expression, share of lines from which on it belongs to the file)
     ("utc", _UTC, 0.2),  # kubectl logs --timestamps, containerd's own files
     ("determined", rf"\[{_UTC_STAMP}Z\] (?:(?P<host>[0-9a-f-]{{8,64}}) )?\|\| (?:\[rank=(?P<ranked>\d{{1,7}})\] )?", 0.2),
