@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipelog._text import listed, percent
+from pipelog.detectors.pl102_few_micro_batches import few_micro_batches
 from pipelog.detectors.pl105_slow_data_loading import slow_data_loading
 from pipelog.detectors.pl201_stage_imbalance import stage_imbalance
 from pipelog.detectors.pl202_straggler_rank import straggler_rank
@@ -169,7 +170,17 @@ def _advice(
         advice.append((_named(tables, topology) if bubble.scope == "run" else None) or record)
     of_schedule = split is not None or explained or bubble.ideal is None or bubble.ideal > (bubble.measured or 0.0) / 2
     more = _more_micro_batches(topology, config, tables) if of_schedule else None  # else most of it is none of the schedule's
+    if advice and more and _asked_for(bubble, topology, config, tables):
+        more = None  # few-micro-batches says it, with what it costs
     return (*advice, more) if more else tuple(advice)
+
+
+def _asked_for(bubble: Bubble, topology: Topology, config: Config, tables: Tables) -> bool:
+    """Whether few-micro-batches, at its own limit, asks for more micro-batches."""
+    try:
+        return any(f.severity is not Severity.INFO for f in few_micro_batches(bubble, topology, config, tables))
+    except CannotTell:
+        return False
 
 
 def _named(tables: Tables, topology: Topology) -> Advice | None:

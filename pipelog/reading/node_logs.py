@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -14,6 +12,7 @@ import pyarrow.compute as pc
 
 from pipelog._text import short_host
 from pipelog.events import WORD
+from pipelog.reading.words import worded
 
 _WHAT = re.compile(r"(?i)(?:^|(?<=[-_.]))(?:dmesg|kern(?:el)?|messages|syslog|journal(?:ctl)?|sol|bmc|ipmi(?:tool)?|serial|console)(?=[-_.]|$)")
 _SUFFIX = re.compile(r"(?i)(?:\.(?:txt|log|out|gz|zst|xz|bz2))+$")
@@ -27,7 +26,7 @@ def with_hosts(table: pa.Table) -> pa.Table:
     is none of the job's).
     """
     table = _of_pods(_of_nodes(table))
-    mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "kernel", "storage"))
+    mine = pc.and_(pc.is_null(table.column("host")), worded(table.column("name"), pc.starts_with, "kernel", "storage"))
     if not pc.any(mine).as_py():
         return table
     known = [host for host in table.column("host").unique().to_pylist() if host]
@@ -52,10 +51,10 @@ def _of_nodes(table: pa.Table) -> pa.Table:
 
     Names of at least two of the files must be hosts that lines name (`remote=[a]:29400`), and all of one form.
     """
-    mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.equal, "shell-command"))
+    mine = pc.and_(pc.is_null(table.column("host")), worded(table.column("name"), pc.equal, "shell-command"))
     if not pc.any(mine).as_py():
         return table
-    texts = pc.filter(table.column("text"), _named(table.column("kind"), pc.equal, "error")).drop_null().to_pylist()
+    texts = pc.filter(table.column("text"), worded(table.column("kind"), pc.equal, "error")).drop_null().to_pylist()
     known = {short_host(host) for host in table.column("host").unique().to_pylist() if host}
     known |= {short_host(m.group(1)) for text in texts for m in _ADDRESS.finditer(text)}
     stems = {file: _SUFFIX.sub("", PurePosixPath(file).name) for file in table.column("file").unique().to_pylist() if file}
@@ -77,7 +76,7 @@ def _by_number(table: pa.Table, stems: dict[str, str]) -> dict[str, str]:
     name the host.
     """
     columns = table.select(["file", "host", "kind", "text"])
-    rows = columns.filter(pc.and_(pc.is_valid(columns.column("file")), _named(columns.column("kind"), pc.equal, "error", "end", "process")))
+    rows = columns.filter(pc.and_(pc.is_valid(columns.column("file")), worded(columns.column("kind"), pc.equal, "error", "end", "process")))
     own: dict[str, set[str]] = {}
     for file, host, text in zip(*(rows.column(c).to_pylist() for c in ("file", "host", "text")), strict=True):
         own.setdefault(file, set()).update([host] if host else [], _OWN_ADDRESS.findall(text or ""))
@@ -100,13 +99,13 @@ _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 def _of_pods(table: pa.Table) -> pa.Table:
     """The host of what descriptions of pods, or events of one, say of its end or of its containers: the node on which it was placed."""
-    nodes = table.filter(_named(table.column("name"), pc.equal, "pod.node")).select(["file", "text"]).to_pylist()
+    nodes = table.filter(worded(table.column("name"), pc.equal, "pod.node")).select(["file", "text"]).to_pylist()
     if not nodes:
         return table
     of: dict[str, set[str]] = {}
     for row in nodes:
         of.setdefault(row["file"], set()).add(row["text"])
-    mine = pc.and_(pc.is_null(table.column("host")), _named(table.column("name"), pc.starts_with, "k8s-", "container"))
+    mine = pc.and_(pc.is_null(table.column("host")), worded(table.column("name"), pc.starts_with, "k8s-", "container"))
     table = filled(table, "host", {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1}, mine)
     for pod in pods(table):
         if pod.node is not None and len(of[pod.file]) > 1:
@@ -128,7 +127,7 @@ class Pod:
 
 def pods(table: pa.Table) -> list[Pod]:
     """The pods that `kubectl describe` describes in the files."""
-    rows = table.filter(_named(table.column("name"), pc.equal, "pod.name", "pod.node")).select(["name", "file", "line", "text"]).to_pylist()
+    rows = table.filter(worded(table.column("name"), pc.equal, "pod.name", "pod.node")).select(["name", "file", "line", "text"]).to_pylist()
     rows.sort(key=lambda row: (row["file"], row["line"]))
     named = [row for row in rows if row["name"] == "pod.name"]
     out = []
@@ -146,16 +145,6 @@ _MOST_PODS = 1 << 10
 def _form(name: str) -> str:
     """What names of one row have in common: `node-#` of node-1 and node-12, one letter of a, b and c."""
     return "@" if len(name) == 1 else _DIGITS.sub("#", name)
-
-
-def _named(names: pa.ChunkedArray, test: Callable[..., pa.Array], *words: str) -> pa.ChunkedArray:
-    """Where a name is one of *words*, or begins like them; each name is looked at once."""
-    masks = []
-    for chunk in names.chunks:
-        each = chunk.dictionary.cast(pa.string())
-        known = functools.reduce(pc.or_, (test(each, word) for word in words))
-        masks.append(pc.fill_null(known.take(chunk.indices), False))
-    return pa.chunked_array(masks, pa.bool_())
 
 
 def host_of_name(shown: str, known: list[str]) -> str | None:

@@ -15,6 +15,7 @@ from pipelog.events import of_rows
 from pipelog.parsers._stamps import YEARLESS
 from pipelog.reading.heads import Prefix
 from pipelog.reading.streams import Chunk
+from pipelog.reading.words import worded
 
 HEAD, _TAIL, _ABOVE = 4 << 10, 8 << 10, 2 << 10
 """Bytes that are looked through at the begin and at the end of a file, and above an error."""
@@ -119,20 +120,24 @@ def _known(table: pa.Table) -> tuple[np.ndarray, np.ndarray, str | None] | None:
     kinds, names = (set(table.column(c).unique().cast(pa.string()).to_pylist()) for c in ("kind", "name"))
     if not (kinds - _SPEAK_NOT or names & _RAISED):
         return None
-    clock = table.column("clock").cast(pa.string())
-    of_job = pc.and_(pc.is_in(clock, pa.array(["log", "utc"])), pc.not_equal(table.column("kind").cast(pa.string()), "error"))
-    timed = table.select(["line", "start_ns"]).append_column("clock", clock).filter(pc.fill_null(of_job, False)).drop_null()
-    clocks = timed.column("clock").unique().to_pylist()
-    if len(clocks) > 1:
-        return None
-    lines, times = timed.column("line").to_numpy(), timed.column("start_ns").to_numpy()
-    order = np.argsort(lines, kind="stable")
-    return lines[order], times[order], clocks[0] if clocks else None
+    timed = pc.and_(pc.invert(worded(table.column("kind"), pc.equal, "error")), pc.is_valid(table.column("start_ns")))
+    found: tuple[np.ndarray, np.ndarray, str | None] = (np.zeros(0, np.int64), np.zeros(0, np.int64), None)
+    for clock in ("log", "utc"):
+        mine = pc.and_(timed, worded(table.column("clock"), pc.equal, clock))
+        mine = pc.and_(mine, pc.is_valid(table.column("line")))
+        if not pc.any(mine).as_py():
+            continue
+        if found[2] is not None:
+            return None
+        lines, times = (table.column(c).filter(mine).to_numpy() for c in ("line", "start_ns"))
+        order = np.argsort(lines, kind="stable")
+        found = lines[order], times[order], clock
+    return found
 
 
 def _without_time(table: pa.Table) -> list[int]:
     """Lines of the last errors that have none."""
-    mine = pc.and_(pc.equal(table.column("kind").cast(pa.string()), "error"), pc.is_null(table.column("start_ns")))
+    mine = pc.and_(worded(table.column("kind"), pc.equal, "error"), pc.is_null(table.column("start_ns")))
     return [int(n) for n in np.unique(table.column("line").filter(mine).drop_null().to_numpy())[-_MOST_ERRORS:]]
 
 
