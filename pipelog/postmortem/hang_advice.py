@@ -8,6 +8,7 @@ from pipelog._text import listed
 from pipelog.findings import Advice
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang
+from pipelog.postmortem.silence import SLEPT
 
 _CALL_STOOD = (
     "why the call did not finish: the counters of the ports and switches, the kernel logs of these hosts, NCCL's own lines (NCCL_DEBUG=INFO)",
@@ -52,7 +53,13 @@ def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
 def look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
     """What to do about ranks that dumps, stacks or GPUs show: none asks for stacks that are there."""
     who = f"rank{'s' if len(whom.ranks) > 1 else ''} {listed(whom.ranks)}"
-    if hang.doing and hang.stood:
+    if SLEPT in hang.doing:
+        hosts = listed(whom.hosts) or "its host"
+        yield Advice(
+            f"see whether the file system answers on {hosts}: `dmesg -T | grep -i 'not responding'`, `stat` of the folder that is written, the load of its server; "
+            "a process in this state ends only when its call does, and no dump of its stack works"
+        )
+    elif hang.doing and hang.stood:
         yield Advice(
             f"see why the batch of {who} took so long: the stack stands in the process itself; the storage that the data set lies on, `dmesg -T` of its host"
             if "making a batch" in hang.doing

@@ -122,7 +122,7 @@ def _waited_for(
     """Who is waited for.
 
     A flight recorder knows best, then the desync report, then the watchdogs, then stacks of all processes; GPUs that stay busy while nothing is
-    printed tell only that it hangs.
+    printed, and a job that still runs then, tell only that it hangs, processes that sleep in a file system who holds up the others.
     """
     waits = errors[errors["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl"]) & (errors["role"] != Role.BENIGN.value)]
     waits = waits.iloc[told_of_others(waits).to_numpy().argsort(kind="stable")]  # shown last: no wait of theirs
@@ -153,7 +153,8 @@ def _waited_for(
     if (found is None or not (found.ranks or found.arrived)) and stacks is not None and stacks.waiting:
         return Hang(stacks.ranks, stacks.why, False if stacks.ranks else None, begin, lines, stacks.evidence, doing=stacks.doing)
     if found is None and silence is not None:
-        return Hang((), silence.why, None, silence.since_ns, (), silence.evidence, Confidence.LOW)
+        confidence = Confidence.MEDIUM if silence.ranks else Confidence.LOW
+        return Hang(silence.ranks, silence.why, None, silence.since_ns, (), silence.evidence, confidence, doing=silence.doing)
     return replace(found) if found is not None else None
 
 

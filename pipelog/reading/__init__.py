@@ -35,6 +35,7 @@ from pipelog.reading.monitors import read_monitor
 from pipelog.reading.node_logs import with_hosts
 from pipelog.reading.operations import read_operations
 from pipelog.reading.own_logs import with_own_hosts
+from pipelog.reading.process_tables import read_process_table
 from pipelog.reading.stack_dumps import read_stack_dump
 from pipelog.reading.traces import read_trace
 from pipelog.registry import load
@@ -53,10 +54,11 @@ _READERS: dict[str, Callable[[Source], tuple[pa.Table, Input]]] = {
     "flight-recorder": read_flight,
     "stack-dump": read_stack_dump,
     "gpu-table": read_gpu_table,
+    "process-table": read_process_table,
     "error-file": read_error_file,
     "operations": read_operations,
 }
-"""By what a file is. Its kind in the report is what the reader says: a table of GPUs is a `monitor`, one of operations a `trace`, an error file a `log`."""
+"""By what a file is. Its kind in the report is what the reader says: a table of GPUs or of processes is a `monitor`, one of operations a `trace`, an error file a `log`."""
 _WORTH_PROCESSES = 48 << 20
 """Bytes from which on starting processes (about a second for their imports) pays."""
 

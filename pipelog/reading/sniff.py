@@ -11,6 +11,7 @@ from pipelog.reading.flight import is_flight
 from pipelog.reading.gpu_tables import is_gpu_table
 from pipelog.reading.monitors import is_monitor
 from pipelog.reading.operations import is_operations
+from pipelog.reading.process_tables import is_process_table
 from pipelog.reading.stack_dumps import is_stack_dump
 from pipelog.reading.streams import Stream
 from pipelog.reading.traces import is_trace
@@ -88,6 +89,8 @@ def kind(source: Source) -> tuple[str, str | None]:
         return "monitor", None
     if is_gpu_table(head):
         return "gpu-table", None
+    if is_process_table(head):
+        return "process-table", None
     if _binary(head):
         return "ignored", f"ignored, because it is {'a TensorBoard event file (its CSV twin is read)' if 'tfevents' in source.shown else 'binary'}"
     return ("stack-dump" if is_stack_dump(head) else "log"), None
