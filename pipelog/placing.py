@@ -12,8 +12,8 @@ from pipelog.registry import load
 from pipelog.tables import Tables
 from pipelog.tables.folders import apart
 
-_KEPT = ("attempts", "topology")
-"""Tables from which rows are placed, and which placed rows give again: of the last attempt, unless another is asked for."""
+_KEPT = ("attempts",)
+"""Tables from which rows are placed, and which placed rows give again. Not the topology: rows that have their rank by it tell the hosts of more ranks."""
 
 
 def read(*paths: str | os.PathLike[str], jobs: int | None = None, progress: Progress | None = None) -> Events:
