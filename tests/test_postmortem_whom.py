@@ -296,3 +296,51 @@ def test_the_stages_of_ranks_that_a_script_lists() -> None:
     short = STAGES.replace(" | 6-7", "")  # three ranges are no four stages
     death = read({"mpirun.out": of_mpirun(short)})["death"]
     assert (death.ranks, death.stages) == ((6, 7), ())
+
+
+EIGHT = "Using topology: {" + ", ".join(f"ProcessCoord(pipe={r // 2}, data={r % 2}): {r}" for r in range(8)) + "}"
+CLOSED = "{}: [2025-05-17 08:14:20] cn-{}:30{}:1187 [0] socket.cc:858 NCCL WARN socketProgress: Connection closed by remote peer 10.0.0.7<39124>"
+DOWN = ["srun: error: Node failure on cn-1", "srun: error: cn-2: tasks 0-1: Terminated", "srun: error: cn-5: tasks 2-3: Exited with exit code 1"]
+
+
+def of_srun(*closed: tuple[int, int]) -> list[str]:
+    steps = [f"0: steps: {n} loss: 2.1451 iter time (s): 3.109 samples/sec: 20.585" for n in range(10, 200, 10)]
+    return [f"0: {EIGHT}", *steps, *(CLOSED.format(rank, host, rank) for rank, host in closed), *DOWN]
+
+
+def test_the_ranks_of_the_node_that_is_missed_are_those_that_are_on_no_other(tmp_path: Path) -> None:
+    """Tasks 0 and 1 on cn-2, 2 and 3 on cn-5 (as task 2 says itself), 7 on cn-3: cn-1 has the two that are left."""
+    found = failure(tmp_path, of_srun((7, 3), (2, 5)))
+    assert (found["ranks"], found["stages"], found["hosts"]) == ([4, 5], [2], ["cn-1"])
+
+
+def test_of_two_nodes_without_ranks_none_is_told_apart(tmp_path: Path) -> None:
+    assert failure(tmp_path, of_srun((2, 5)))["ranks"] == []  # ranks 4 to 7 may be on two nodes
+
+
+def test_tasks_that_are_no_ranks_put_no_rank_on_a_host(tmp_path: Path) -> None:
+    """Rank 2 speaks on cn-3, while srun's task 2 was on cn-5."""
+    assert failure(tmp_path, of_srun((7, 3), (2, 3)))["ranks"] == []
+
+
+PODS = [f"mpt-{r // 2} main [rank{r}]: {line}" for r in (0, 1, 3, 6) for line in traceback(PEER)]
+EVICTED = [
+    "Name:             {}",
+    "Namespace:        perf",
+    "Node:             gke-a3-pool-x4hk/10.128.0.71",
+    "Status:           Failed",
+    "Reason:           Evicted",
+    "Message:          The node was low on resource: ephemeral-storage. Container main was using 264985124Ki, request is 0.",
+]
+
+
+def test_the_ranks_of_an_evicted_pod_are_those_of_the_number_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "describe.txt").write_text("\n".join(EVICTED).format("mpt-2") + "\n")
+    found = failure(tmp_path, [f"mpt-0 main {EIGHT}", *PODS])
+    assert (found["ranks"], found["stages"], found["hosts"]) == ([4, 5], [2], ["gke-a3-pool-x4hk"])
+
+
+def test_a_pod_of_another_name_has_no_ranks(tmp_path: Path) -> None:
+    (tmp_path / "describe.txt").write_text("\n".join(EVICTED).format("eval-2") + "\n")
+    found = failure(tmp_path, [f"mpt-0 main {EIGHT}", *PODS])
+    assert found["ranks"] == []

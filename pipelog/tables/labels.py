@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -106,12 +107,17 @@ def _tasks(here: pa.Table, world: int, inputs: list[Input], own: pd.DataFrame) -
     return tasks if sure else {}
 
 
-def hosts_of_tasks(here: pa.Table, world: int) -> dict[int, str]:
-    """Task → host, as srun lists the tasks of each node that ended alike; none where the last of as many tasks as ranks is not among them."""
+def hosts_of_tasks(here: pa.Table, world: int, known: Mapping[int, str]) -> dict[int, str]:
+    """Task → host, as srun lists the tasks of each node that ended alike. None where a task may be a whole node's launcher: the last of as many tasks as
+    ranks is not among them, and no rank behind the first (*known*: rank → host) is on the host of the task of its number, or one is not.
+    """
     rows = frame(here, ("end",), ("name", "host", "label")).dropna()
     rows = rows[rows["name"].str.startswith("slurm-task") & rows["label"].str.startswith("task ")]
     found = {number: str(host) for host, label in zip(rows["host"], rows["label"], strict=True) for number in _numbers(label[5:], world)}
-    return found if found and max(found) + 1 == world else {}
+    if not found or max(found) >= world:
+        return {}
+    agree = [known[number] == host for number, host in found.items() if number and number in known]
+    return found if max(found) + 1 == world or (agree and all(agree)) else {}
 
 
 def _locals(here: pa.Table, world: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pipelog._text import NAMELESS
+from pipelog._text import NAMELESS, short_host
 from pipelog.tables import frame
 
 _NUMBERED = (
@@ -41,21 +41,44 @@ def _on_one_host(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
     return ranks.assign(host=ranks["host"].fillna(hosts.pop()))
 
 
-def _block_by_block(ranks: pd.DataFrame, _here: pa.Table) -> pd.DataFrame:
+def _block_by_block(ranks: pd.DataFrame, here: pa.Table) -> pd.DataFrame:
     """Hosts of ranks that say nothing of it: launchers fill equal hosts one after the other, so where the ranks of each host that is named lie in one
-    block, and would not with more hosts than are named, the rest of a block is where its others are.
+    block, and would not with more hosts than are named, the rest of a block is where its others are. A host of the job of which no rank is known has the
+    only block that is left.
     """
     hosts = ranks["host"].dropna()
-    n = hosts.nunique()
-    if n < 2 or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(NAMELESS).any():
+    silent = _without_ranks(here, set(hosts))
+    n = hosts.nunique() + len(silent)
+    if hosts.nunique() < _FEWEST or len(hosts) == len(ranks) or len(ranks) % n or hosts.isin(NAMELESS).any():
         return ranks
     fits = [many for many in range(n, len(ranks) + 1) if len(ranks) % many == 0 and _one_each(hosts, len(ranks) // many)]
     if fits != [n]:
         return ranks
     length = len(ranks) // n
     of_block = {int(rank) // length: host for rank, host in hosts.items()}
+    of_block |= dict(zip((block for block in range(n) if block not in of_block), silent, strict=True))
     rest = pd.Series([of_block.get(int(rank) // length) for rank in ranks.index], index=ranks.index)
     return ranks.assign(host=ranks["host"].where(ranks["host"].notna(), rest))
+
+
+_FEWEST = 2
+"""Hosts with ranks from which on it can be told how many a host has."""
+_MISSED = frozenset({"slurm-node-failure", "batch-node-failure"})
+"""Rows in which the job's own launcher or scheduler misses one of its nodes."""
+
+
+def _without_ranks(here: pa.Table, named: set[str]) -> list[str]:
+    """The host of the job of which no rank is known, where it is one: its launcher misses it, or a pod was there that is called as the hosts are but for the number."""
+    lost = frame(here, ("end",), ("name", "host"))
+    lost = set(lost.loc[lost["name"].isin(_MISSED), "host"].dropna())
+    forms = {_NUMBER.sub("#", host) for host in named}
+    lost |= {node for node, pod in _pods(here).items() if pod not in named and len(forms) == 1 and _NUMBER.sub("#", pod) in forms}
+    short = {short_host(host) for host in named}
+    found = [host for host in lost if short_host(host) not in short]
+    return found if len(found) == 1 else []
+
+
+_NUMBER = re.compile(r"\d+$")
 
 
 def _one_each(hosts: pd.Series, length: int) -> bool:

@@ -330,7 +330,7 @@ def _ranks(shape: Topology, places: pd.DataFrame, here: pa.Table) -> pd.DataFram
         if rank in ranks.index and (not isinstance(ranks.at[rank, "host"], str) or ranks.at[rank, "host"] in NAMELESS):
             ranks.at[rank, "host"] = host
     if len(silent := ranks.index[ranks["host"].isna()]):
-        of_task = hosts_of_tasks(here, size)
+        of_task = hosts_of_tasks(here, size, {int(rank): host for rank, host in ranks["host"].dropna().items()})
         ranks.loc[silent, "host"] = [of_task.get(int(rank)) for rank in silent]
     if ranks["host"].isin(NAMELESS).all():  # the launcher's word for a single host, which other lines may name
         named = set(here.column("host").unique().drop_null().to_pylist()) - NAMELESS
