@@ -165,5 +165,45 @@ def test_what_python_can_only_print_ends_nothing() -> None:
 
 def test_the_rendezvous_is_closed_after_the_end_and_is_not_its_cause() -> None:
     gone = "W1009 14:20:54.010000 588 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1341] The node 'a_588_0' has failed to shutdown the rendezvous"
-    death = verdict({"node0.out": [f"{gone} 'none' due to an error of type RendezvousConnectionError."], "node1.out": traceback("ValueError: x", rank=4)})
+    death = verdict(
+        {"node0.out": [f"{gone} 'none' due to an error of type RendezvousConnectionError."], "node1.out": traceback("ValueError: x", rank=4)}
+    )
     assert (death.category, death.ranks) == ("code", (4,))
+
+
+def started(minute: int, step: int) -> list[str]:
+    at = f"2023-07-26 00:{minute:02}"
+    return [
+        f"[{at}:40,867] [INFO] [real_accelerator.py:219:get_accelerator] Setting ds_accelerator to cuda (auto detect)",
+        f"[{at}:41,967] [WARNING] [runner.py:215:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.",
+        f"[{at}:41,969] [INFO] [runner.py:607:main] cmd = /venv/bin/python -u -m deepspeed.launcher.launch train.py",
+        f"[{at}:42,971] [INFO] [launch.py:146:main] WORLD INFO DICT: {{'localhost': [0, 1, 2, 3, 4, 5, 6, 7]}}",
+        f"[{at}:50,000] [INFO] [logging.py:107:log_dist] [Rank 0] steps: {step} loss: 9.1 iter time (s): 1.0 samples/sec: 4.0",
+        f"[{at}:59,865] [ERROR] [launch.py:325:sigkill_handler] ['/venv/bin/python', 'train.py', '--local_rank=7'] exits with return code = 1",
+    ]
+
+
+def test_what_a_launcher_says_before_its_command_is_of_its_attempt() -> None:
+    """The second start begins at 00:30:40 with line 7, not with the command in line 9: the first one ended at 00:10:59."""
+    segments = read({"train.log": [*started(10, 10), *started(30, 20)]})["attempts"].segments
+    assert segments["first_line"].tolist() == [0, 7]
+
+
+def test_gloo_s_barrier_is_called_by_its_name() -> None:
+    waits = "[default0]:RuntimeError: [Rank 0]: Ranks 5 failed to pass monitoredBarrier in 1800000 ms"
+    tables = read({"train.log": [*HEAD, *traceback(waits.partition("]:")[2], rank=0)]})
+    assert "monitored barrier names it" in tables["death"].title
+    assert "desync" not in tables["death"].title
+
+
+def test_a_bare_assertion_is_not_said_to_explain_itself() -> None:
+    advice = [a.action for a in verdict({"train.log": [*HEAD, *traceback("AssertionError", rank=3)]}).advice]
+    assert not any("message says" in a for a in advice)
+    advice = [a.action for a in verdict({"train.log": [*HEAD, *traceback("AssertionError: no such task", rank=3)]}).advice]
+    assert any("message says" in a for a in advice)
+
+
+def test_a_quotation_is_the_log_s_own_text() -> None:
+    dmesg = "[884261.000000] pt_main_thread[4312]: segfault at 18 ip 00007f2c sp 00007f2b error 4 in libcuda.so.570.158.01[7f2c1d200000+1a2000]"
+    death = verdict({"train.log": HEAD, "dmesg.log": [dmesg]})
+    assert "row" not in death.title

@@ -53,7 +53,11 @@ def lost_work(
     time = f" ({seconds(lost_ns)})" if not pd.isna(lost_ns) else ""
     since = f"since checkpoint {int(saved)}" if not pd.isna(saved) else "no checkpoint was written"
     mine = checkpoints[checkpoints["attempt"].fillna(0) <= chosen]
-    where = f"resume from the checkpoint of step {int(saved)}" if not pd.isna(saved) else "set a save interval that the run reaches"
+    where = "set a save interval that the run reaches"
+    if not pd.isna(saved):
+        where = f"resume from the checkpoint of step {int(saved)}"
+    elif deaths[chosen].phase == "checkpoint":
+        where = "the first save did not come to its end: see to what ended it, and take what it left for incomplete"
     yield Finding(
         "PL503",
         "lost-work",

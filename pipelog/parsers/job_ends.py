@@ -115,7 +115,7 @@ _OF = r"(?:steps?|iterations?|epochs?|samples|tokens)"
     ),
     head=_ALONE,
     pattern=(
-        r"^(?P<words>(?:(?i:(?:training|fine-?tuning|fit) (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,10}\.?)?(?:: [^%]+)?)"
+        r"^(?P<words>(?:(?i:(?:training|fine-?tuning|fit) (?:is )?(?:finished|done|completed?))(?:(?: successfully)?(?: (?:in|after) [\d.,:]+ ?[a-z]{0,10}\.?)?(?:: [^%]+|, [\d,]+ (?:steps?|iterations?|epochs?)\b[^%]*)?)"
         # a job script says "job done" and "run finished" of a run that crashed as well: only with what was done
         rf"|(?i:(?:run|job) (?:is )?(?:finished|done|completed?))(?: successfully|(?:,? after|:) [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)"
         rf"|[Ff]inished training(?: (?:at|after) (?:{_OF} [\d,]+|[\d,]+ {_OF})\b[^%]*|, [^%]{{0,80}}?\b\d[\d,]* {_OF}\b[^%]*)?"

@@ -134,7 +134,7 @@ def _waited_for(
     accused = _accused(errors, placed)
     ranks = _in_job(accused, waits, topology)
     if ranks:
-        return Hang(ranks, f"the desync report names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
+        return Hang(ranks, f"{_reporter(accused)} names {'it' if len(ranks) == 1 else 'them'}", False, begin, tuple(accused.index))
     if (named := _named(waits, topology)) is not None:
         return Hang(*named, False, begin, lines)
     found = None
@@ -215,6 +215,14 @@ def _joined(missing: pd.DataFrame, placed: pa.Table) -> set[int]:
             if len(group):
                 out |= {int(r) for r in group["text"].iloc[0].split(", ")} - set(mine.loc[mine["line"] == head, "rank"].astype(int))
     return out
+
+
+def _reporter(accused: pd.DataFrame) -> str:
+    """Who names them: gloo's monitored barrier, the analyzer of flight recorders, the watchdog's desync report."""
+    texts = accused["text"]
+    if texts.str.contains(_PASSED, regex=False).any():
+        return "the monitored barrier"
+    return "the report of the flight recorders" if texts.str.contains("missing ranks: {", regex=False).any() else "the desync report"
 
 
 def _in_job(accused: pd.DataFrame, waits: pd.DataFrame, topology: Topology) -> tuple[int, ...]:

@@ -250,6 +250,9 @@ def consequences_of(roles: pd.DataFrame, began: tuple[int, ...] = ()) -> tuple[d
         says = KINDS[str(error)].says
         if KINDS[str(error)].category == "hang":
             mine = pd.concat([roles[(roles["role"] == Role.INITIATING.value) & (roles["error"] == error)], mine])
+            mine = mine[mine["name"] != "nccl-desync"]  # a report names those who are waited for
+            if not len(mine):
+                continue
             told = told_of_others(mine)
             mine = mine if told.all() else mine[~told]
             row = mine.iloc[0]

@@ -43,9 +43,11 @@ def times(tables: Tables) -> tuple[str | None, str | None, float | None]:
 
 
 def failed(death: Death) -> dict[str, str | None]:
-    """When an attempt failed: `at`, null where the line that shows it has no time; of one without a year, which no line tells, `at_without_year`; and `around`."""
+    """When an attempt failed: `at`, null where the line that shows it has no time; of one without a year, which no line tells, `at_without_year`; `hung_since`, and `around`."""
     if death.at_ns is not None and death.at_ns < _FIRST_NS:
         return {"at": None, "at_without_year": iso(death.at_ns)[5:19].replace("T", " ")}
+    if death.at_ns is not None and death.hang_ns is not None and death.hang_ns < death.at_ns:
+        return {"at": iso(death.at_ns), "hung_since": iso(death.hang_ns)}
     return {"at": iso(death.at_ns) if death.at_ns is not None else None, **around(death)}
 
 

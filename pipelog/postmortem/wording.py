@@ -116,7 +116,7 @@ def filled(says: str, kind: Kind, text: str) -> str:
     line = unstamped(text)
     groups |= {
         "line": line if len(line) <= 160 else f"{line[:100]} … {line[-57:]}",
-        "matched": " ".join(match.group(0).split())[:80] if match else line[:80],
+        "matched": " ".join(match.group(0).partition("\nrow ")[0].split())[:80] if match else line[:80],
     }
     try:
         return says.format(**groups)

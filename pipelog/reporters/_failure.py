@@ -76,6 +76,8 @@ def _when(failure: JSON) -> Fact:
     bare = failure.get("at_without_year")
     at = moment(failure["at"]) if failure.get("at") else f"{bare} (no line tells the year)" if bare else _around(failure)
     step, phase = failure["step"], failure.get("phase")
+    if since := failure.get("hung_since"):
+        at = f"{at} (it stood still from {moment(since)[11 if since[:10] == failure['at'][:10] else 0 :]} on)"
     if step:
         where = f"after step {step:,}"
         where += {"checkpoint": " while a checkpoint was written", "evaluation": ", when an evaluation had begun"}.get(phase or "", "")

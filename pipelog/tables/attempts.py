@@ -33,6 +33,8 @@ _GAP_NS = 120 * 10**9
 """Files of one start begin within two minutes of one another: the launcher of each node stamps its own start."""
 
 
+_FEW_ABOVE, _LAUNCHING_NS, _PAUSE_NS = 12, 30 * 10**9, 60 * 10**9
+"""A launcher says what it imports and does not find within seconds, before the command that it runs; so soon nobody starts a job again."""
 _WAIT_NS = 3600 * 10**9
 """Rendezvous and store barriers wait for 10 to 30 minutes unless told otherwise."""
 
@@ -66,7 +68,7 @@ def attempts(events: pa.Table, inputs: list[Input]) -> Attempts:
     for path in logs:
         cuts = [0, *(_cuts(by_file[path]) if path in by_file else [])]
         if len(cuts) > 1:
-            cuts[1:] = _set_up_before(cuts[1:], worked[worked["file"] == path], by_file[path], events, path)
+            cuts[1:] = _set_up_before(cuts[1:], worked[worked["file"] == path], by_file[path], events, path, times.get(path))
         for first, last in zip(cuts, [*cuts[1:], None], strict=True):
             begin, end = _span(times.get(path), first, last)
             if begin is None and (match := _STAMP_IN_NAME.search(path)):
@@ -118,17 +120,34 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
     return cuts
 
 
-def _set_up_before(cuts: list[int], worked: pd.DataFrame, rows: pd.DataFrame, events: pa.Table, path: str) -> list[int]:
+def _set_up_before(cuts: list[int], worked: pd.DataFrame, rows: pd.DataFrame, events: pa.Table, path: str, times: pd.DataFrame | None) -> list[int]:
     """The cuts, moved up to the first line of the start-up that each follows: what the processes say of themselves after the last sign of work.
 
-    The word of a launcher that begins the attempt is its first line already; what is said above it may be the end of the one before.
+    The word of a launcher that begins the attempt is its first line already, unless the lines right above it are nearer to it in time than to
+    the end of the attempt before: what is said there may be that end.
     """
     setting_up = frame(events.filter(pa.compute.equal(events.column("file").cast(pa.string()), path)), _SETTING_UP, ("kind", "name", "line"))
     kind, name = setting_up["kind"], setting_up["name"].astype(str)
     said = ~kind.isin(["fact", "checkpoint"]) | ((kind == "fact") & name.str.match(_SET_UP)) | ((kind == "checkpoint") & name.isin(_LOADED))
     lines = np.sort(setting_up.loc[said, "line"].to_numpy())
     launched = set(rows.loc[(rows["kind"] == "start") & rows["name"].isin(_LAUNCHED), "line"])
-    return [cut if cut in launched else _begun_above(cut, worked[worked["line"] < cut].sort_values("line"), lines) for cut in cuts]
+    return [
+        _with_its_launcher(cut, times) if cut in launched else _begun_above(cut, worked[worked["line"] < cut].sort_values("line"), lines)
+        for cut in cuts
+    ]
+
+
+def _with_its_launcher(cut: int, times: pd.DataFrame | None) -> int:
+    """The first of the stamped lines right above a launcher's first word that are within a few seconds of it, where a pause lies above them."""
+    if times is None:
+        return cut
+    above = times[times["line"] <= cut].sort_values("line").drop_duplicates("line").tail(_FEW_ABOVE)
+    lines, at = above["line"].to_numpy(), above["start_ns"].to_numpy(dtype=np.int64)
+    if not len(lines) or lines[-1] != cut:
+        return cut
+    near = at[-1] - at <= _LAUNCHING_NS
+    first = len(near) - int(np.argmin(near[::-1])) if not near.all() else len(near)
+    return int(lines[first]) if 0 < first < len(lines) and at[first] - at[first - 1] > _PAUSE_NS else cut
 
 
 def _begun_above(cut: int, before: pd.DataFrame, lines: np.ndarray) -> int:

@@ -124,8 +124,8 @@ def _correct(rows: pd.DataFrame, config: Config, usual: float) -> str | None:
     if (0, 4, 0) <= version <= (0, 5, 6) and every > 1:
         rows["dur_ns"] = rows["dur_ns"] * every
         return (
-            f"DeepSpeed {config.deepspeed} divides the time of the last step by steps_per_print ({every}): "
-            "multiplied by it, so each value is one step, not a mean"
+            f"DeepSpeed {config.deepspeed} divides the time of one step by steps_per_print ({every}): multiplied by it here; "
+            "its samples/sec are as many times too high"
         )
     return None
 

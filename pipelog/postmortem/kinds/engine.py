@@ -284,7 +284,13 @@ def engine(case: Case) -> Iterator[Advice]:
 )
 def code(case: Case) -> Iterator[Advice]:
     """An exception of the user's code, or of a library that it called."""
-    yield Advice(f"see {case.own or 'the innermost frame of your own code'}: the message says what was wrong there")
+    place = case.own or "the innermost frame of your own code"
+    if case.match(r"^[\w.]+:?\s*$"):
+        yield Advice(
+            f"see {place} and the frames below it in the traceback: it says no more than that; the source line there says what was asked for"
+        )
+    else:
+        yield Advice(f"see {place}: the message says what was wrong there")
 
 
 @kind(

@@ -16,7 +16,7 @@ _PROCESS = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "sl
 @kind(
     "disk-full",
     category="storage",
-    pattern=r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|ENOSPC",
+    pattern=r"No space left on device|\[Errno 28\]|ENOSPC",
     says="found the disk full",
     first=10,
 )
@@ -25,6 +25,19 @@ def disk_full(case: Case) -> Iterator[Advice]:
     yield Advice(
         f"free space under {case.folder or 'the folder of the checkpoints'} (`df -h`, `quota -s`), keep fewer checkpoints, and delete the incomplete one of this step before you resume"
     )
+
+
+@kind(
+    "disk-quota",
+    category="storage",
+    pattern=r"Disk quota exceeded|\[Errno 122\]",
+    says="wrote more than its quota of the disk allows",
+    first=10,
+)
+def disk_quota(case: Case) -> Iterator[Advice]:
+    """EDQUOT: bytes or files of the user, the group or the project; the disk itself may have room."""
+    yield Advice("look at the quota of the user and the project, bytes and files (`quota -s`, `lfs quota -h`), not at `df`")
+    yield Advice("delete or move old checkpoints, the incomplete one of this step first, or ask for more; keep fewer")
 
 
 @kind(
