@@ -344,3 +344,20 @@ def test_a_pod_of_another_name_has_no_ranks(tmp_path: Path) -> None:
     (tmp_path / "describe.txt").write_text("\n".join(EVICTED).format("eval-2") + "\n")
     found = failure(tmp_path, [f"mpt-0 main {EIGHT}", *PODS])
     assert found["ranks"] == []
+
+
+BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+PIPEDREAM = "Stage: [{}] Epoch: [1][{}/10009]\tTime: 0.698 (0.684)\tEpoch time [hr]: 0.000 (1.902)\tMemory: 6.127 (7.204)"
+
+
+def of_pipedream(stages: Sequence[int]) -> dict[str, list[str]]:
+    logs = {f"rank{r}.log": [PIPEDREAM.format(stage, n) for n in (0, 100, 200)] for r, stage in enumerate(stages)}
+    logs["rank1.log"] += [BUS, *traceback("RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error.")]
+    return logs
+
+
+def test_the_stage_that_a_rank_prints_with_its_progress() -> None:
+    death = read(of_pipedream((0, 0, 1, 1)))["death"]
+    assert (death.ranks, death.stages) == ((1,), (0,))
+    death = read(of_pipedream((1, 1, 1, 1)))["death"]  # of stages one is 0
+    assert (death.ranks, death.stages) == ((1,), ())

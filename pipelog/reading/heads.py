@@ -59,7 +59,7 @@ _BY_COUNT = (
     ("numbers", r" *\d+(?:\t|[:-] ?)", 0.95),  # cat -n, grep -n
 )
 _NOT_HOSTS = re.compile(
-    r"(?i)^(warning|info|error|debug|critical|success|trace|notice|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
+    r"(?i)^(warning|info|error|debug|critical|success|trace|notice|traceback|stderr|stdout|srun|slurmstepd.*|\d+|ninja|wandb|fatal|usage|note|loss|step|steps|epoch|stage|rank|kernel|nvrm|mce|nfs|lustre|lustreerror|lneterror)$"
 )
 _RANK = r"\[rank(?P<rank>\d+)\]: ?"  # torch 2.2+ puts it before every line of a traceback
 _NO_PREFIX = re.compile(rf"{_RANK}|RANK=\d+ [A-Z]+\b|\[Rank \d+\] \(")
