@@ -70,7 +70,6 @@ def command(found: Block) -> Iterator[Row]:
             yield {"kind": "place", "name": "launcher", "rank": rank, "host": hosts[rank // int(each)], "label": f"local {rank % int(each)}"}
 
 
-_NODE = re.compile(rf"^(?P<host>{_HOST})\s*$")
 _STATE = re.compile(r"^\s+state = (?P<state>[\w,<>*-]+)\s*$")
 
 

@@ -169,6 +169,7 @@ _WEAK = frozenset(
         "transport",
         "timeout-nccl",
         "timeout-gloo",
+        "timeout-hccl",
     }
 )
 """Ends that a broken device or node explains, where one showed itself on the same host in an earlier attempt."""
@@ -362,7 +363,7 @@ def _of_scheduler(
         "time-limit": f"reached its time limit{f' of {limit.value:,.0f} s (activeDeadlineSeconds)' if limit is not None else ''}",
         "preempted": "was preempted",
     }
-    name = {"cancelled": "cancelled", "time-limit": "time-limit", "preempted": "preempted"}[ending.status]
+    name = ending.status
     roles.loc[roles["role"] != Role.BENIGN.value, ["role", "why"]] = [Role.TEARDOWN.value, f"the job {words[ending.status]}"]
     again = roles.index[roles["error"].isin(roles.loc[first, "error"])] if not outside else first  # events repeat what the status says
     roles.loc[again, ["role", "why"]] = [Role.INITIATING.value, "a signal ended it" if outside else "the scheduler says so"]

@@ -378,8 +378,3 @@ def _kind(kinds: list[Kind], name: str, text: str, where: Frames) -> Kind:
         if kind.pattern.search(text):
             return kind
     return KINDS["word"]
-
-
-def role_of(name: str) -> Role:
-    """The role that a kind has by itself."""
-    return KINDS[name].role

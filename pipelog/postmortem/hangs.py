@@ -155,7 +155,7 @@ def _waited_for(
     if found is None and silence is not None:
         confidence = Confidence.MEDIUM if silence.ranks else Confidence.LOW
         return Hang(silence.ranks, silence.why, None, silence.since_ns, (), silence.evidence, confidence, doing=silence.doing)
-    return replace(found) if found is not None else None
+    return found
 
 
 def _gone(found: Hang, left: dict[int, tuple[str, int]], topology: Topology) -> Hang:

@@ -21,17 +21,12 @@ def towards(topology: Topology, rank: int, engine: str) -> int | None:
 
 def neighbour(topology: Topology, rank: int, way: int) -> int | None:
     """The rank of the next (way 1) or the previous stage in the same replica and tensor-parallel place."""
-    ranks = topology.ranks.set_index("rank") if len(topology.ranks) else topology.ranks
-    if rank not in ranks.index or pd.isna(ranks.at[rank, "stage"]):
+    stage = topology.stage_of(rank)
+    if stage is None:
         return None
-    me = ranks.loc[rank]
-    pp = topology.pp or int(ranks["stage"].max()) + 1
-    stage = (int(me["stage"]) + way) % pp
-    same = ranks[ranks["stage"] == stage]
-    for column in ("replica", "tensor"):
-        if not pd.isna(me[column]):
-            same = same[same[column] == me[column]]
-    return int(same.index[0]) if len(same) == 1 else None
+    pp = topology.pp or int(topology.ranks["stage"].max()) + 1
+    others = {column: place for column in ("replica", "tensor") if (place := topology.place_of(rank, column)) is not None}
+    return topology.rank_at(stage=(stage + way) % pp, **others)
 
 
 def left_before(placed: pa.Table, waits: pd.DataFrame, who: Identities) -> dict[int, tuple[str, int]]:

@@ -27,6 +27,8 @@ _WRITER = re.compile(r"^(?:\s*(?:\[[^\]]{0,120}\]|[\w.-]{1,60}:))+\s*")
 """What stands before the words of a line: `node-1: [rank3]: [PG ID 0 PG GUID 0(default_pg) Rank 3] `."""
 _SAME = 40
 """Characters in which such lines agree."""
+AWAITED = frozenset({"rendezvous", "store-barrier"})
+"""Kinds that those who wait for others say."""
 _FEW_LINES = 12
 """Lines that others may still write behind the last one of a process."""
 _WORDS = frozenset({"level", "bare-exception"})
@@ -195,7 +197,8 @@ def _earliest(rows: pd.DataFrame, weakest: Strength, *, last: bool = False) -> i
     until = np.where(np.isnan(when), rows["until_ns"].to_numpy(dtype=float), 0.0)  # where nothing says how old a cause is: whose file went on first
     until = np.zeros(len(rows)) if np.isnan(until).any() else until
     ranked = rows.assign(_when=np.where(np.isnan(when), unknown, when) if several else 0.0, _until=until, _bare=np.isnan(when))
-    ranked = ranked.sort_values(["_when", "_until", "strength", "_bare", "order", "line"] if several else ["order", "line"], kind="stable")
+    ranked["_awaits"] = rows["error"].isin(AWAITED)  # who did not come has a reason
+    ranked = ranked.sort_values(["_when", "_until", "strength", "_awaits", "_bare", "order", "line"] if several else ["order", "line"], kind="stable")
     return int(ranked.index[-1 if last else 0])
 
 

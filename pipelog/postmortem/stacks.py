@@ -138,18 +138,28 @@ def _asked(placed: pa.Table, rows: pd.DataFrame) -> pd.DataFrame:
     if not len(rows) or not len(begun) or (work["line"] > work["file"].map(begun)).any():
         return rows.iloc[:0]
     said = frame(placed, ("place", "process"), ("rank", "file", "line")).dropna(subset=["rank"])
-    ranks: list[int | None] = []
-    for known, file, line in zip(rows["rank"], rows["file"], rows["line"], strict=True):
-        mine = heads[(heads["file"] == file) & (heads["line"] < line) & (heads["rank"].isna() if pd.isna(known) else heads["rank"] == known)]
-        head = mine.loc[mine["line"].idxmax()] if len(mine) else None
-        if head is None or head["kind"] == "error":
-            ranks.append(None)
-        elif not pd.isna(known):
-            ranks.append(int(known))
-        else:
-            above = said[(said["file"] == file) & said["line"].between(head["line"] - _INTRODUCED_ABOVE, head["line"] - 1)]
-            ranks.append(int(above["rank"].iloc[-1]) if len(set(above["rank"])) == 1 else None)
-    return rows.assign(rank=pd.array(ranks, dtype=rows["rank"].dtype)).dropna(subset=["rank"])
+    sides = [
+        side.assign(file=side["file"].astype(object), line=side["line"].astype("int64"), key=side["rank"].fillna(-1).astype("int64"))
+        for side in (rows, heads)
+    ]
+    heads = sides[1].rename(columns={"line": "head"})[["file", "key", "kind", "head"]].sort_values("head", kind="stable")
+    mine = sides[0].reset_index(drop=True)
+    order = mine[["file", "key", "line"]].sort_values("line", kind="stable")
+    found = pd.merge_asof(order, heads, left_on="line", right_on="head", by=["file", "key"], allow_exact_matches=False).set_axis(order.index)
+    asked = found[found["kind"] == "stack_head"]
+    told = {
+        (file, int(head)): _told_above(said[said["file"] == file], int(head))
+        for file, head in asked.loc[asked["key"] < 0, ["file", "head"]].drop_duplicates().itertuples(index=False)
+    }
+    ranks = {place: key if key >= 0 else told[file, int(head)] for place, file, key, head in asked[["file", "key", "head"]].itertuples()}
+    whose = pd.array([ranks.get(place) for place in mine.index], dtype=rows["rank"].dtype)
+    return rows.reset_index(drop=True).assign(rank=whose).dropna(subset=["rank"])
+
+
+def _told_above(said: pd.DataFrame, head: int) -> int | None:
+    """The one rank that is named right above a timer's line, null where none or several are. said: who is named, of the same file."""
+    above = said.loc[said["line"].between(head - _INTRODUCED_ABOVE, head - 1), "rank"]
+    return int(above.iloc[-1]) if len(set(above)) == 1 else None
 
 
 def _ranks(found: pd.DataFrame, who: Identities) -> pd.Series:

@@ -14,6 +14,7 @@ from pipelog.postmortem.hangs import Hang, silent_targets, told_of_others
 from pipelog.postmortem.kinds import Kind, Role, Strength
 from pipelog.postmortem.neighbours import neighbour
 from pipelog.postmortem.nodes import not_joined, ranks_of_node, speaking
+from pipelog.postmortem.roles import AWAITED
 from pipelog.tables import frame
 from pipelog.tables.topology import Topology
 
@@ -24,8 +25,6 @@ _BY_SIGNAL = frozenset({"killed", "crashed", "aborted"})
 _MOST_NAMED = 4
 _NOT_STARTED = frozenset({"shell-command", "ssh"})
 """Rows of what could not be started on a node that others wait for."""
-_AWAITED = frozenset({"rendezvous", "store-barrier"})
-"""Kinds that those who wait for others say."""
 _OF_ONE = frozenset({"port-in-use"})
 """Kinds of the whole job that are a single rank's where only one says it: the one that opens the store."""
 _OF_A_STAGE = re.compile(r"state_dict|size mismatch|layer_\d|mp_rank_\d|zero_pp_rank_\d")
@@ -69,7 +68,7 @@ def whom_of(
     ranks, why = () if job or kind.strength is Strength.ECHO else of_host or ranks_of(same), ""
     lost_by: tuple[int, ...] = ()
     awaited_by: tuple[int, ...] = ()
-    if kind.name in _AWAITED:
+    if kind.name in AWAITED:
         ranks, why = _never_came(placed, topology)
     elif not ranks and not job and kind.strength in (Strength.SIGNAL, Strength.ECHO):
         echoes = roles[(roles["error"] == "peer-gone") & (roles["role"] != Role.BENIGN.value)]
@@ -84,8 +83,8 @@ def whom_of(
         tasks = _by_task(roles, same)
         told = tasks if len(tasks) else _as_seen_by_the_process(roles, same, kind, topology)
         ranks, lines = ranks_of(told), [*lines, *told.index]
-    hosts = hosts_of(ranks, same.iloc[:0] if kind.name in _AWAITED else same, topology)  # who waited in vain is not who did not come
-    if kind.name in _AWAITED and not hosts:
+    hosts = hosts_of(ranks, same.iloc[:0] if kind.name in AWAITED else same, topology)  # who waited in vain is not who did not come
+    if kind.name in AWAITED and not hosts:
         unstarted = roles[roles["name"].isin(_NOT_STARTED) & roles["host"].notna() & (roles["role"] != Role.BENIGN.value)]
         hosts, lines = hosts_of((), unstarted, topology), [*lines, *unstarted.index]
         why = why or (f"on {listed(hosts)} nothing was started" if hosts else "")
@@ -193,7 +192,7 @@ def _only_one_that_does_not_wait(roles: pd.DataFrame, kind: Kind, heard: frozens
     """The rank of a broken device that no line ties to one: all others waited in vain, or lost a peer."""
     if not kind.category.startswith("hardware.gpu"):
         return ()
-    echoes = roles[roles["error"].isin(["timeout-nccl", "timeout-gloo", "peer-gone"]) & (roles["role"] != Role.BENIGN.value)]
+    echoes = roles[roles["error"].isin(["timeout-nccl", "timeout-gloo", "timeout-hccl", "peer-gone"]) & (roles["role"] != Role.BENIGN.value)]
     return _only_silent(roles, ranks_of(echoes), heard, topology)
 
 

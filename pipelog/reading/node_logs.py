@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -107,11 +108,27 @@ def _of_pods(table: pa.Table) -> pa.Table:
         of.setdefault(row["file"], set()).add(row["text"])
     mine = pc.and_(pc.is_null(table.column("host")), worded(table.column("name"), pc.starts_with, "k8s-", "container"))
     table = filled(table, "host", {file: min(hosts) for file, hosts in of.items() if len(hosts) == 1}, mine)
+    several = [file for file, hosts in of.items() if len(hosts) > 1]
+    return _of_each_pod(table, pc.and_(mine, pc.is_in(table.column("file").cast(pa.string()), pa.array(several, pa.string())))) if several else table
+
+
+def _of_each_pod(table: pa.Table, mine: pa.ChunkedArray) -> pa.Table:
+    """The table with the host of the rows of *mine*, which describe several pods on several nodes, filled in: that of the pod between whose lines each stands."""
+    borders: dict[str, tuple[list[int], list[Pod]]] = {}
     for pod in pods(table):
-        if pod.node is not None and len(of[pod.file]) > 1:
-            here = pc.and_(pc.equal(table.column("file").cast(pa.string()), pod.file), pc.greater_equal(table.column("line"), pod.first))
-            table = filled(table, "host", {pod.file: pod.node}, pc.and_(mine, pc.and_(here, pc.less(table.column("line"), pod.end))))
-    return table
+        starts, some = borders.setdefault(pod.file, ([], []))
+        starts.append(pod.first)
+        some.append(pod)
+    spots = np.flatnonzero(mine.to_numpy())
+    rows = table.select(["file", "line", "host"]).take(pa.array(spots)).to_pylist()
+    nodes = np.full(table.num_rows, None, dtype=object)
+    for spot, row in zip(spots.tolist(), rows, strict=True):
+        starts, some = borders.get(row["file"], ([], []))
+        place = bisect.bisect_right(starts, row["line"]) - 1
+        if row["host"] is None and place >= 0 and row["line"] < some[place].end:
+            nodes[spot] = some[place].node
+    made = pc.coalesce(table.column("host").cast(pa.string()), pa.chunked_array([pa.array(nodes, pa.string())]))
+    return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), made.combine_chunks().dictionary_encode().cast(WORD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +147,16 @@ def pods(table: pa.Table) -> list[Pod]:
     rows = table.filter(worded(table.column("name"), pc.equal, "pod.name", "pod.node")).select(["name", "file", "line", "text"]).to_pylist()
     rows.sort(key=lambda row: (row["file"], row["line"]))
     named = [row for row in rows if row["name"] == "pod.name"]
+    begins = [(row["file"], row["line"]) for row in named]
+    nodes: list[set[str]] = [set() for _ in named]
+    for row in rows:
+        place = bisect.bisect_right(begins, (row["file"], row["line"])) - 1
+        if row["name"] == "pod.node" and place >= 0 and named[place]["file"] == row["file"]:
+            nodes[place].add(row["text"])
     out = []
-    for row, after in itertools.zip_longest(named, named[1:]):
+    for row, after, some in zip(named, [*named[1:], None][: len(named)], nodes, strict=True):
         end = after["line"] if after is not None and after["file"] == row["file"] else _NO_END
-        nodes = {r["text"] for r in rows if r["name"] == "pod.node" and r["file"] == row["file"] and row["line"] <= r["line"] < end}
-        out.append(Pod(row["text"], nodes.pop() if len(nodes) == 1 else None, row["file"], row["line"], end))
+        out.append(Pod(row["text"], min(some) if len(some) == 1 else None, row["file"], row["line"], end))
     return out[:_MOST_PODS]
 
 

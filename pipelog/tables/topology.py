@@ -32,6 +32,7 @@ class Topology:
 
     cp: ranks that share a sequence (Megatron's context parallelism), which count within a replica. stages_first: whether ranks count stages before replicas;
     null where the files contradict one another. said: where world_size, pp, dp and tp come from. conflicts: (what, the values that disagree).
+    Ranks are looked up by the thousand once they are all known: what was asked for is kept (column → rank → value; columns → coordinates → rank).
     """
 
     world_size: int | None = None
@@ -45,6 +46,8 @@ class Topology:
     stages: pd.DataFrame = field(default_factory=pd.DataFrame)
     said: dict[str, Said] = field(default_factory=dict)
     conflicts: list[tuple[str, list[Said]]] = field(default_factory=list)
+    _known: dict[str, dict[int, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _at: dict[tuple[str, ...], dict[tuple[int, ...], int | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stage_of(self, rank: int) -> int | None:
         """Stage of a global rank, null where not known."""
@@ -60,11 +63,28 @@ class Topology:
         """Global ranks of a stage."""
         return self.ranks.loc[self.ranks["stage"] == stage, "rank"].astype(int).tolist() if len(self.ranks) else []
 
+    def rank_at(self, **place: int) -> int | None:
+        """The only rank with these coordinates (stage, replica, tensor: as many as are given), null where none or several have them."""
+        columns = tuple(sorted(place))
+        if columns not in self._at:
+            known = self.ranks.dropna(subset=list(columns)) if len(self.ranks) else self.ranks
+            found: dict[tuple[int, ...], int | None] = {}
+            for rank, *coordinates in known[["rank", *columns]].astype("int64").to_numpy().tolist() if len(known) else ():
+                key = tuple(coordinates)
+                found[key] = None if key in found else rank
+            self._at[columns] = found
+        return self._at[columns].get(tuple(place[c] for c in columns))
+
+    def place_of(self, rank: int, column: str) -> int | None:
+        """Stage, replica or tensor-parallel place of a global rank, null where not known."""
+        found = self._of(rank, column)
+        return None if found is None else int(found)
+
     def _of(self, rank: int, column: str) -> Any:
-        if not len(self.ranks):
-            return None
-        found = self.ranks.loc[self.ranks["rank"] == rank, column].dropna()
-        return found.iloc[0] if len(found) else None
+        if column not in self._known:
+            known = self.ranks.dropna(subset=["rank", column]).drop_duplicates("rank") if len(self.ranks) else self.ranks
+            self._known[column] = dict(zip(known["rank"].astype("int64").tolist(), known[column].tolist(), strict=True)) if len(known) else {}
+        return self._known[column].get(int(rank))
 
 
 FACT_ORDER = {  # quantity → names of facts that state it, most trusted first
