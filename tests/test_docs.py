@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from click.testing import CliRunner
+from playwright.sync_api import Browser
 
 import pipelog.detectors
 import pipelog.postmortem.kinds
@@ -31,7 +32,6 @@ from pipelog.postmortem.kinds import KINDS
 from pipelog.registry import load
 from pipelog.schema import text as schema
 from tests.conftest import FIXTURES, ROOT
-from tools.chromium import NoChromium, browser
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PLUGIN = ROOT / "docs" / "extending.md"
@@ -210,31 +210,29 @@ def test_the_site_is_of_moderate_size(site: Path) -> None:
 
 
 @pytest.mark.browser
-def test_the_site_opens_from_disk_and_searches_without_network(site: Path) -> None:
+def test_the_site_opens_from_disk_and_searches_without_network(site: Path, chromium: Browser) -> None:
     """At 390 px nothing is wider than the page; a search finds a page; the console says nothing, axe-core finds nothing serious."""
     said: list[str] = []
-    try:
-        with browser() as chromium:
-            page = chromium.new_page(viewport={"width": 390, "height": 800})
-            page.on("console", lambda m: said.append(m.text))
-            page.on("pageerror", lambda e: said.append(str(e)))
-            page.on("request", lambda r: None if r.url.startswith("file:") else said.append(r.url))
-            for name in ("index", "good-logs", "report-json", "failures", "rules/PL401", "reports/index"):
-                page.goto((site / f"{name}.html").as_uri())
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-            page.set_viewport_size({"width": 1280, "height": 800})
-            page.goto((site / "rules" / "PL201.html").as_uri())
-            page.wait_for_function("typeof __index === 'object' && document.querySelector('iframe')")
-            page.click(".md-search__input")
-            page.keyboard.type("flight recorder")
-            page.wait_for_selector("a.md-search-result__link[href*='good-logs.html']", state="attached", timeout=10_000)
-            for name, scheme in (("good-logs", "light"), ("index", "dark")):
-                page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)  # axe itself writes to the console
-                page.goto((site / f"{name}.html").as_uri())
-                faults = [(v["id"], v["nodes"][0]["html"]) for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
-                assert not faults, (name, scheme)
-    except NoChromium as error:
-        pytest.skip(f"browser: {error}")
+    page = chromium.new_page(viewport={"width": 390, "height": 800})
+    page.on("console", lambda m: said.append(m.text))
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.on("request", lambda r: None if r.url.startswith("file:") else said.append(r.url))
+    for name in ("index", "good-logs", "report-json", "failures", "rules/PL401", "reports/index"):
+        page.goto((site / f"{name}.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto((site / "rules" / "PL201.html").as_uri())
+    page.wait_for_function("typeof __index === 'object' && document.querySelector('iframe')")
+    page.click(".md-search__input")
+    page.keyboard.type("flight recorder")
+    page.wait_for_selector("a.md-search-result__link[href*='good-logs.html']", state="attached", timeout=10_000)
+    page.close()
+    for name, scheme in (("good-logs", "light"), ("index", "dark")):
+        page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)  # axe itself writes to the console
+        page.goto((site / f"{name}.html").as_uri())
+        faults = [(v["id"], v["nodes"][0]["html"]) for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+        page.close()
+        assert not faults, (name, scheme)
     assert said == []
 
 

@@ -169,6 +169,7 @@ def prose(text: str) -> str:
 
 
 def _linked(text: str) -> str:
+    load(pipelog.detectors)
     names = {d.name: d.id for d in DETECTORS.values()} | {d.id: d.id for d in DETECTORS.values()}
     pattern = re.compile(rf"(?<![\w/-])({'|'.join(sorted(names, key=len, reverse=True))})(?![\w-])", re.IGNORECASE)
     lowered = {name.lower(): place for name, place in names.items()}
