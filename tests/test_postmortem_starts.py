@@ -194,6 +194,9 @@ def test_gloo_s_barrier_is_called_by_its_name() -> None:
     tables = read({"train.log": [*HEAD, *traceback(waits.partition("]:")[2], rank=0)]})
     assert "monitored barrier names it" in tables["death"].title
     assert "desync" not in tables["death"].title
+    advice = [a.action for a in tables["death"].advice]
+    assert advice[0].startswith("look at rank 5 first: the last lines of its log")
+    assert not any("names the ranks" in a for a in advice)  # it has named them
 
 
 def test_a_bare_assertion_is_not_said_to_explain_itself() -> None:

@@ -47,7 +47,13 @@ def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
         )
         yield Advice("set NCCL_DEBUG=INFO for the next run: which network and rings it takes, and what it warns of")
         return
-    yield from (a for a in more if not ((hang.stood or hang.seen) and "py-spy" in a.action))
+    shown = bool(hang.stood or hang.seen)
+    if hang.ranks and not shown and not hang.left and not hang.doing:
+        its = "its log, `dmesg -T` of its host" if len(hang.ranks) == 1 else "their logs, `dmesg -T` of their hosts"
+        one = "it" if len(hang.ranks) == 1 else "each"
+        yield Advice(f"look at {who} first: the last lines of {its}; while it hangs, `py-spy dump --pid …` of {one}, and of a rank that waits")
+        shown = True
+    yield from (a for a in more if not (shown and "py-spy" in a.action) and not (hang.ranks and "names the ranks" in a.action))
 
 
 def look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:
