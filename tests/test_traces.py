@@ -774,6 +774,7 @@ ODD = b'null true [] {} "x" -1 1e309 99999999999999999999999 9223372036854775807
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(VALUES), st.sampled_from(ODD)), min_size=1, max_size=5, unique_by=lambda pair: pair[0]))
 @example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"baseTimeNanoseconds": ')), b"99999999999999999999999")])
+@example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"baseTimeNanoseconds": ')), b"true")])
 @example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"Sequence number": ')), b"9223372036854775807")])
 @example([(next(v for v in VALUES if RAW[: v[0]].endswith(b'"name": ') and v[0] > BEGIN), b"[]")])
 def test_no_value_of_any_type_makes_the_reader_raise(changes: list[tuple[tuple[int, int], bytes]]) -> None:

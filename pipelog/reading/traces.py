@@ -112,7 +112,7 @@ def _finish(tables: list[pa.Table], known: Header, source: Source, skipped: list
     own = table.column("own_rank").drop_null() if "own_rank" in table.column_names else pa.array([], pa.int64())
     ranks = set(own.to_pylist())
     rank, rank_from = _rank(info, source.shown, ranks)
-    base = known.base if isinstance(known.base, int) and 0 <= known.base < 2**62 else 0
+    base = known.base if type(known.base) is int and 0 <= known.base < 2**62 else 0  # `true` is an int to Python, and no time
     table, odd = _absolute(table, base)
     if odd:
         skipped.append(Skipped(None, f"{odd} events at impossible times (more than a day from the others)"))
