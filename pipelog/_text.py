@@ -141,6 +141,15 @@ def _shown(match: re.Match[str]) -> str:
     return "\ufffd" if code < 0xA0 or 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
 
 
+_PLURALS = {"was": "were", "has": "have", "is": "are", "needs": "need", "misses": "miss"}
+
+
+def of_several(predicate: str) -> str:
+    """The predicate of several subjects: `was killed` → `were killed`."""
+    verb, blank, rest = predicate.partition(" ")
+    return f"{_PLURALS.get(verb, verb)}{blank}{rest}"
+
+
 NAMELESS = frozenset({"localhost", "127.0.0.1"})
 """What a launcher calls a single host: no name by which others know it."""
 

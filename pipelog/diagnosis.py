@@ -46,7 +46,7 @@ def diagnose(
     load(pipelog.detectors)
     chosen = thresholds(options or {})
     events, apart = of_newest(events)
-    tables = Tables(events, attempt, {k: v for k, v in events.told.items() if attempt is None or k == "attempts"})
+    tables = Tables(events, attempt, events.told)
     if attempt is not None and not 0 <= attempt < (starts := tables["attempts"].count):
         last = f" to --attempt {starts - 1}" if starts > 1 else ""
         raise BadOption(f"attempt {attempt} does not exist: the files hold {count(starts, 'start')}, --attempt 0{last}")

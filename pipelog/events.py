@@ -21,6 +21,10 @@ WORD = pa.dictionary(pa.int32(), pa.string())
 """Type of the columns that hold few different words."""
 
 
+ZONES_NS = 26 * 3600 * 10**9
+"""Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
+
+
 def _column(name: str, dtype: pa.DataType, meaning: str) -> pa.Field:
     return pa.field(name, dtype, metadata={"meaning": meaning})
 

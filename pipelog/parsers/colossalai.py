@@ -38,6 +38,5 @@ def mesh(found: Records) -> Iterator[Rows]:
 )
 def device(found: Records) -> Iterator[Rows]:
     """Give the host of a rank, as the line or its prefix tells it, and its device, which is its local rank."""
-    said = found["host"]
-    host = pc.coalesce(pc.if_else(pc.equal(said, ""), pa.scalar(None, said.type), said), pc.cast(found.columns["host"], pa.string()))
+    host = pc.coalesce(found["host"], pc.cast(found.columns["host"], pa.string()))
     yield found.rows("place", "discovery", rank=found.int("rank"), host=host, label=joined("local ", found["local"]))

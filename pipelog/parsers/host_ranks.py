@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipelog.parsers._stage_ranks import stage_ranks
+from pipelog.parsers._stage_ranks import repeated, stage_ranks
 from pipelog.parsing import Records, Rows, lines
 
 _HOST = r"(?P<host>[A-Za-z][\w-]*\d[\w-]*(?:\.[\w-]+)*)"
@@ -48,5 +47,4 @@ def host_ranks(found: Records) -> Iterator[Rows]:
                 hosts += [host] * len(some)
     if not where:
         return
-    each = Records({}, {k: v.take(pa.array(where)) for k, v in found.columns.items()}, found.skipped)
-    yield each.rows("place", "introduced", rank=pa.array(ranks, pa.int32()), host=pc.cast(pa.array(hosts), pa.string()))
+    yield repeated(found, where).rows("place", "introduced", rank=pa.array(ranks, pa.int32()), host=pa.array(hosts, pa.string()))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import pipelog.postmortem.kinds
-from pipelog.events import Input
+from pipelog.events import ZONES_NS, Input
 from pipelog.postmortem.continued import continue_records, last_errors
 from pipelog.postmortem.identities import Identities
 from pipelog.postmortem.kinds import KINDS, Kind, Role
@@ -49,8 +49,6 @@ _FINE = frozenset({"exit-success", "training-done", "script-done", "exiting", "k
 _COPIES = ("level", "bare-exception", "torch-log", "torch-warning")
 """Names that give way where another parser has named the same line."""
 _CODES = ("batch-failed", "exit-code", "child-failed", "child-root-cause", "slurm-task", "k8s-exit-code", "shell-signal", "signal")
-_ZONES_NS = 26 * 3600 * 10**9
-"""Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,7 @@ def _elsewhen(rows: pd.DataFrame, placed: pa.Table) -> None:
     if not len(spoken):
         return
     at = rows["at_ns"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    away = (at < float(spoken.min()) - _ZONES_NS) | (at > float(spoken.max()) + _ZONES_NS)
+    away = (at < float(spoken.min()) - ZONES_NS) | (at > float(spoken.max()) + ZONES_NS)
     rows.loc[away & rows["name"].str.startswith(("kernel", "storage")).to_numpy(), "role"] = Role.BENIGN.value
 
 

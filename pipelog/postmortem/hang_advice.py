@@ -8,6 +8,7 @@ from pipelog._text import listed
 from pipelog.findings import Advice
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.hangs import Hang
+from pipelog.postmortem.kinds.engine import NAMING
 from pipelog.postmortem.silence import SLEPT
 
 _CALL_STOOD = (
@@ -53,7 +54,7 @@ def look_first(hang: Hang | None, more: Iterable[Advice]) -> Iterator[Advice]:
         one = "it" if len(hang.ranks) == 1 else "each"
         yield Advice(f"look at {who} first: the last lines of {its}; while it hangs, `py-spy dump --pid …` of {one}, and of a rank that waits")
         shown = True
-    yield from (a for a in more if not (shown and "py-spy" in a.action) and not (hang.ranks and "names the ranks" in a.action))
+    yield from (a for a in more if not (shown and "py-spy" in a.action) and not (hang.ranks and a is NAMING))
 
 
 def look_at(hang: Hang, whom: Whom) -> Iterator[Advice]:

@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelog.events import ZONES_NS
 from pipelog.postmortem.deaths import Death
 from pipelog.postmortem.kinds import Role
 from pipelog.tables import coded, frame, matching, table
@@ -17,8 +18,6 @@ from pipelog.tables.topology import said
 
 _STILL_NS, _STILL_TIMES = 60 * 10**9, 3
 """From a minute, and three of the longest intervals between step lines, on, what comes after the last of them is told apart from the start-up."""
-_DAY_NS = 26 * 3600 * 10**9
-"""Errors further than all time zones from the last line of a job are another clock's, or another job's."""
 _ENOUGH = 100_000
 """So many times of lines show whether a log goes back by days."""
 _FITS = 1.1
@@ -106,7 +105,7 @@ def last_word(death: Death, end_ns: float) -> float:
         return end_ns
     mine = roles["clock"].isin(["log", "log-yearless"]) & (roles["role"] != Role.BENIGN.value) & ~roles["name"].str.startswith(("kernel", "storage"))
     at = roles.loc[mine, "at_ns"].dropna().to_numpy(dtype=float)
-    return float(max(end_ns, at[at < end_ns + _DAY_NS].max(initial=end_ns)))
+    return float(max(end_ns, at[at < end_ns + ZONES_NS].max(initial=end_ns)))
 
 
 def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
@@ -123,7 +122,7 @@ def untimed(rows: pa.Table, *clocks: str) -> tuple[bool, bool]:
     at = rows.column("start_ns").fill_null(0).to_numpy()
     stamped = pd.DataFrame({"file": file[known], "line": line[known], "at": at[known]})
     some = stamped.iloc[:: max(1, len(stamped) // _ENOUGH)].sort_values(["file", "line"])
-    if (some.groupby("file")["at"].cummax() - some["at"] > _DAY_NS).any():
+    if (some.groupby("file")["at"].cummax() - some["at"] > ZONES_NS).any():
         return True, True
     steps = pd.DataFrame({"file": file[works], "line": line[works]}).drop_duplicates()
     ends = stamped.groupby("file").agg(first=("line", "min"), last=("line", "max"), begin=("at", "min"))

@@ -136,14 +136,10 @@ def of_launchers(roles: pd.DataFrame) -> None:
     roles.loc[late & (roles["role"] == Role.INITIATING.value), ["role", "why"]] = [Role.CASCADE.value, "the launcher's own, while it took ranks down"]
 
 
-_HARMLESS_ALONE = {"gloo-loopback": "gloo-mesh"}
-"""What is said on many healthy machines, and is a cause where that other thing follows from it."""
-
-
 def harmless_alone(roles: pd.DataFrame) -> None:
     """What only counts together with something else is benign without it."""
     met = set(roles["error"])
-    lone = [error for error, follows in _HARMLESS_ALONE.items() if error in met and follows not in met]
+    lone = [error for error in met if (follows := KINDS[error].only_with) is not None and follows not in met]
     roles.loc[roles["error"].isin(lone), ["role", "why"]] = [Role.BENIGN.value, "said on healthy machines too, and nothing followed from it"]
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipelog._text import count, listed, seconds
-from pipelog.events import Input
+from pipelog.events import ZONES_NS, Input
 from pipelog.postmortem.identities import Identities
 from pipelog.tables import frame, table
 from pipelog.tables.topology import Topology
@@ -23,8 +23,6 @@ _ALONE_NS, _START_NS = 1800 * 10**9, 3600 * 10**9
 """What a table of processes or jobs must see where no GPU is: processes live while they save and evaluate; before the first step, while they index data and compile."""
 _SETUP_NS = 1500 * 10**9
 """Between a job's start and its first line; clocks of different zones differ by half an hour at least."""
-_ZONES_NS = 26 * 3600 * 10**9
-"""Clocks of one job are at most this far apart: the world's time zones from UTC-12 to UTC+14."""
 _MOST_BELOW = 40
 """Lines below the last that has a time: more may have taken any time."""
 _WORK = ("step", "progress", "iteration")
@@ -137,7 +135,7 @@ def _asleep(seen: pd.DataFrame, last: _Last, who: Identities, topology: Topology
     if not last.closed:
         return None
     began = seen["start_ns"] - seen["dur_ns"] - last.first_ns
-    same_clock = began.abs().le(_SETUP_NS).fillna(False) | (seen["start_ns"] - last.at_ns > _ZONES_NS)
+    same_clock = began.abs().le(_SETUP_NS).fillna(False) | (seen["start_ns"] - last.at_ns > ZONES_NS)
     rows = (
         seen[same_clock & (seen["start_ns"] >= _alone(last))]
         .sort_values(["start_ns", "line"], kind="stable")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipelog._text import listed
+from pipelog._text import listed, of_several
 from pipelog.postmortem.case import Whom
 from pipelog.postmortem.kinds import Kind, Strength
 from pipelog.tables.topology import Topology
@@ -47,16 +47,7 @@ def title_of(kind: Kind, first: pd.Series, whom: Whom, topology: Topology) -> st
         says = says.replace("a node", f"{'node' if len(whom.hosts) == 1 else 'nodes'} {listed(whom.hosts)}")
     if kind.name == "launcher-setup" and whom.hosts:
         says += f" on {listed(whom.hosts)}"
-    return f"{'The job' if kind.job and not whom.ranks else who} {_of_several(says) if len(whom.ranks) > 1 else says}{tail}"
-
-
-_PLURALS = {"was": "were", "has": "have", "is": "are", "needs": "need", "misses": "miss"}
-
-
-def _of_several(says: str) -> str:
-    """The predicate of several ranks."""
-    verb, blank, rest = says.partition(" ")
-    return f"{_PLURALS.get(verb, verb)}{blank}{rest}"
+    return f"{'The job' if kind.job and not whom.ranks else who} {of_several(says) if len(whom.ranks) > 1 else says}{tail}"
 
 
 def _lost_a_peer(who: str, whom: Whom) -> str:

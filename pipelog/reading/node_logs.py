@@ -43,6 +43,11 @@ def filled(table: pa.Table, name: str, of_file: dict[str, int] | dict[str, str],
     dtype = pa.int32() if name == "rank" else pa.string()
     values = pa.chunked_array([pa.array(list(of_file.values()), dtype).take(place)])
     made = pc.coalesce(table.column(name).cast(dtype), pc.if_else(mask, values, pa.scalar(None, dtype)))
+    return _with(table, name, made)
+
+
+def _with(table: pa.Table, name: str, made: pa.ChunkedArray) -> pa.Table:
+    """The table with a column, `rank` or `host`, in place of the one that it has."""
     made = made if name == "rank" else made.combine_chunks().dictionary_encode().cast(WORD)
     return table.set_column(table.schema.get_field_index(name), table.schema.field(name), made)
 
@@ -127,8 +132,7 @@ def _of_each_pod(table: pa.Table, mine: pa.ChunkedArray) -> pa.Table:
         place = bisect.bisect_right(starts, row["line"]) - 1
         if row["host"] is None and place >= 0 and row["line"] < some[place].end:
             nodes[spot] = some[place].node
-    made = pc.coalesce(table.column("host").cast(pa.string()), pa.chunked_array([pa.array(nodes, pa.string())]))
-    return table.set_column(table.schema.get_field_index("host"), table.schema.field("host"), made.combine_chunks().dictionary_encode().cast(WORD))
+    return _with(table, "host", pc.coalesce(table.column("host").cast(pa.string()), pa.chunked_array([pa.array(nodes, pa.string())])))
 
 
 @dataclass(frozen=True, slots=True)

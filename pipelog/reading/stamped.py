@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelog.events import of_rows
+from pipelog.events import ZONES_NS, of_rows
 from pipelog.parsers._stamps import YEARLESS
 from pipelog.reading.heads import Prefix
 from pipelog.reading.streams import Chunk
@@ -22,8 +22,6 @@ HEAD, _TAIL, _ABOVE = 4 << 10, 8 << 10, 2 << 10
 _MOST_ERRORS = 16
 _SLACK_NS = 60 * 10**9
 """Lines of several writers stand in one file, and their clocks differ a little."""
-_DAY_NS = 26 * 3600 * 10**9
-"""A stamp further above the first row is of something older that is quoted."""
 _SPEAK_NOT = frozenset({"error", "end", "fact", "gpu_use", "device", "memory_capacity", "process"})
 """Kinds of rows that logs of the kernel, of a scheduler or a monitor have, too: those go on before and after the job."""
 _RAISED = frozenset({"python-exception", "fatal-python", "nccl-watchdog"})
@@ -104,7 +102,7 @@ def rows(head: bytes, last: Chunk, table: pa.Table, of_line: Prefix) -> pa.Table
     keep = {s[0]: s[1] for s in found if _in_order(s, lines, times)}
     above, below = ([s[0] for s in some if s[0] in keep] for some in (first, final))
     wanted: dict[int, str] = {s[0]: "above" for s in near if s[0] in keep}
-    if above and _grows([keep[n] for n in above]) and (upper is None or times[0] - keep[above[0]] < _DAY_NS):
+    if above and _grows([keep[n] for n in above]) and (upper is None or times[0] - keep[above[0]] < ZONES_NS):
         wanted[above[0]] = "first"
     if below and _grows([keep[n] for n in below]):
         wanted[below[-1]] = "last"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipelog._text import count, listed, percent
+from pipelog._text import count, listed, of_several, percent
 from pipelog.findings import Evidence
 from pipelog.report import JSON, Report
 from pipelog.reporters._numbers import duration, moment
@@ -154,13 +154,9 @@ def _said(given: JSON) -> str:
         return f"{count(lines, 'line')}{of} like “{what.removeprefix('said: ')}”"
     if not ranks:
         return f"{f'{lines:,} lines' if lines > 1 else 'one line'}: {what.removeprefix('was ')}"
-    verb, _, rest = what.partition(" ")
-    plural = f"{_PLURALS.get(verb, verb)} {rest}" if len(ranks) > 1 else what
+    plural = of_several(what) if len(ranks) > 1 else what
     more = f" ({count(lines, 'line')})" if lines > len(ranks) else ""
     return f"{_ranks(ranks)} {plural}{more}"
-
-
-_PLURALS = {"was": "were", "has": "have", "is": "are", "needs": "need", "misses": "miss"}
 
 
 def _ranks(ranks: list[int]) -> str:

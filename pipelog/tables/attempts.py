@@ -123,8 +123,8 @@ def _cuts(rows: pd.DataFrame) -> list[int]:
 def _set_up_before(cuts: list[int], worked: pd.DataFrame, rows: pd.DataFrame, events: pa.Table, path: str, times: pd.DataFrame | None) -> list[int]:
     """The cuts, moved up to the first line of the start-up that each follows: what the processes say of themselves after the last sign of work.
 
-    The word of a launcher that begins the attempt is its first line already, unless the lines right above it are nearer to it in time than to
-    the end of the attempt before: what is said there may be that end.
+    The word of a launcher that begins the attempt is its first line already, but for the lines right above it that are within seconds of it
+    while a pause lies above them (see `_with_its_launcher`): other lines there may be the end of the attempt before.
     """
     setting_up = frame(events.filter(pa.compute.equal(events.column("file").cast(pa.string()), path)), _SETTING_UP, ("kind", "name", "line"))
     kind, name = setting_up["kind"], setting_up["name"].astype(str)

@@ -51,8 +51,7 @@ class Topology:
 
     def stage_of(self, rank: int) -> int | None:
         """Stage of a global rank, null where not known."""
-        found = self._of(rank, "stage")
-        return None if found is None else int(found)
+        return self.place_of(rank, "stage")
 
     def host_of(self, rank: int) -> str | None:
         """Host of a global rank, null where not known."""

@@ -63,7 +63,8 @@ class Kind:
     are known, where it reads otherwise then.
 
     known: whether such a line tells the cause. job: it concerns the job as a whole, not one rank. rows: names of the event rows it
-    is looked for in, all where empty. missing: what would tell more where the cause is not known.
+    is looked for in, all where empty. missing: what would tell more where the cause is not known. only_with: the kind that follows where
+    this one counts; without it such a line is said on healthy machines, too.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Kind:
     frame: re.Pattern[str] | None
     first: int
     missing: tuple[str, ...]
+    only_with: str | None
     page: str
     advice: Callable[[Case], Iterator[Advice]]
 
@@ -101,13 +103,16 @@ def kind(
     frame: str | None = None,
     first: int = 50,
     missing: tuple[str, ...] = (),
+    only_with: str | None = None,
 ) -> Callable[[Callable[[Case], Iterator[Advice]]], Callable[[Case], Iterator[Advice]]]:
     """Register a kind of failure; the function yields advice for a case. Lower *first* is tried earlier."""
 
     def add(function: Callable[[Case], Iterator[Advice]]) -> Callable[[Case], Iterator[Advice]]:
         page = (function.__doc__ or "").strip()
         frames = re.compile(frame) if frame else None
-        made = Kind(name, category, re.compile(pattern), says, of_ranks, role, strength, known, job, rows, frames, first, missing, page, function)
+        made = Kind(
+            name, category, re.compile(pattern), says, of_ranks, role, strength, known, job, rows, frames, first, missing, only_with, page, function
+        )
         KINDS.add(name, made)
         return function
 

@@ -9,6 +9,8 @@ from pipelog.postmortem.case import Case
 from pipelog.postmortem.kinds import Role, Strength, kind
 
 _STACKS = Advice("next time while it hangs: `py-spy dump --pid …` on every rank; the one whose stack differs is the one that is waited for")
+NAMING = Advice("set TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run: gloo then names the ranks that did not come to a collective")
+"""Not where they are named."""
 
 
 @kind(
@@ -129,7 +131,7 @@ def two_types(case: Case) -> Iterator[Advice]:
 def timeout_gloo(case: Case) -> Iterator[Advice]:
     """A send or receive that nobody answered in time: a symptom of the rank that did not come. NCCL's settings change nothing here."""
     yield _STACKS
-    yield Advice("set TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run: gloo then names the ranks that did not come to a collective")
+    yield NAMING
 
 
 @kind(

@@ -211,6 +211,7 @@ def gloo_interface(case: Case) -> Iterator[Advice]:
     says="took the loopback address for gloo: its own name has no address there",
     rows=("torch-warning", "torch-log", "level"),
     first=16,
+    only_with="gloo-mesh",
 )
 def gloo_loopback(case: Case) -> Iterator[Advice]:
     """gloo asks for the host's own name; without an answer it listens on 127.0.0.1, where no other host can reach it."""
